@@ -1,0 +1,235 @@
+"""SessionActor: the one owner of one session.
+
+An actor is an object and not a task. It takes the next ask when one is delivered while it is
+idle, and when what it waited for has been committed; between the two its state cannot change,
+because nothing else runs its code. So a message wakes one task, the asker's. With a task and a
+channel for each actor every message woke three.
+
+Its state is a cached head, which is a hint that every transaction checks, and what is pending.
+An actor that was dropped or has failed is built again without a head and reads it in its next
+transaction; an actor with something pending is never dropped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import trio
+from attrs import evolve, frozen
+
+from ..storage import Asked, Head, Kept, Rejected, StorageError, Store, TurnkeeperError
+from .ask import Ask
+from .mailbox import Mailbox
+from .messages import Append
+from .pending import keep
+
+__all__ = ["House", "SessionActor"]
+
+
+@frozen
+class House:
+    """What all actors of a store share: where they write, and whom they tell."""
+
+    store: Store
+    now: Callable[[], float]
+    """Seconds since the epoch."""
+    new_id: Callable[[], int]
+    """A number that is unique in the file."""
+    mailbox_size: int
+    max_pending: int
+    """Messages that one session may have pending in memory."""
+    kept: Callable[[SessionActor], None]
+    """Told when something has become pending."""
+    failed: Callable[[SessionActor, Exception], None]
+    """Told when an actor has failed and has nothing under way: build another in its place."""
+
+
+class SessionActor:
+    """Serialises everything that happens to one session."""
+
+    __slots__ = (
+        "_bug",
+        "_ended",
+        "_head",
+        "_house",
+        "_life",
+        "_under_way",
+        "id",
+        "mailbox",
+        "pending",
+    )
+
+    def __init__(self, id: str, house: House) -> None:
+        self.id = id
+        self.mailbox = Mailbox(house.mailbox_size)
+        self.pending: tuple[Kept, ...] = ()
+        """Appends that storage has not taken yet, in order. Replaced, never changed."""
+        self._house = house
+        self._head: Head | None = None
+        self._life: int | None = None
+        self._under_way: list[Ask] = []
+        self._bug: Exception | None = None
+        self._ended: trio.Event | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"<SessionActor {self.id!r}: {self.mailbox!r}, {len(self._under_way)} under way, "
+            f"{len(self.pending)} pending>"
+        )
+
+    @property
+    def busy(self) -> bool:
+        """True while an ask is under way or waits."""
+        return bool(self._under_way) or len(self.mailbox) > 0
+
+    @property
+    def draining(self) -> bool:
+        """True while what is pending may be on its way to the disk."""
+        return bool(self.pending) and any(ask.started for ask in self._under_way)
+
+    def deliver(self, ask: Ask) -> None:
+        """Accept `ask`; it is answered once, after all that was accepted before it."""
+        ask.actor = self
+        self.mailbox.put(ask)
+        self._step()
+
+    def withdraw(self, ask: Ask) -> bool:
+        """Take `ask` back if nothing has been started for it; return whether that was so."""
+        if self.mailbox.remove(ask):
+            self._step()
+            return True
+        if ask not in self._under_way or not self._house.store.withdraw(ask):
+            return False
+        self._under_way.remove(ask)
+        self._step()
+        return True
+
+    def settled(self, ask: Ask) -> None:
+        """Take note of what became of `ask`, answer it, and go on with the next."""
+        self._under_way.remove(ask)
+        error = ask.error
+        if error is None:
+            assert ask.value is not None
+            self._head = ask.value.head
+            if self._head is not None:
+                self._life = self._head.session
+            if ask.asked.pending:
+                self.pending = ()
+        else:
+            self._head = None
+            if isinstance(error, StorageError):
+                self._keep(ask, error)
+            elif not isinstance(error, TurnkeeperError):
+                self._bug = error
+        ask.answered()
+        self._step()
+
+    async def settled_once(self) -> None:
+        """Return when something under way has ended. Leaves nothing behind when cancelled."""
+        if self._ended is None:
+            self._ended = trio.Event()
+        await self._ended.wait()
+
+    async def quiet(self) -> None:
+        """Return when nothing is under way and nothing waits. Leaves nothing when cancelled."""
+        while self.busy:
+            await self.settled_once()
+
+    def succeed(self, failed: SessionActor) -> None:
+        """Take over what waits for an actor that has failed and what it had pending; go on."""
+        self.pending = failed.pending
+        self._life = failed._life
+        for ask in failed.mailbox.empty():
+            ask.actor = self
+            self.mailbox.put(ask)
+        self._step()
+
+    def send_away(self) -> None:
+        """Answer with `Rejected` whoever stands in line: the store is closing."""
+        for ask in self.mailbox.send_away():
+            _reject(ask)
+
+    def dismiss(self) -> None:
+        """Answer with `Rejected` all that has not started: the time for it is over."""
+        for ask in self.mailbox.empty():
+            _reject(ask)
+        for ask in list(self._under_way):
+            if self._house.store.withdraw(ask):
+                self._under_way.remove(ask)
+                _reject(ask)
+        self._step()
+
+    def _step(self) -> None:
+        """Something has come, or has ended: hand over what is next, if nothing is under way."""
+        if self._ended is not None:
+            self._ended.set()
+            self._ended = None
+        while not self._under_way and self._bug is None and len(self.mailbox):
+            before: Ask | None = None
+            for ask in self._next():
+                self._hand_over(ask, before)
+                before = ask
+        if self._bug is not None and not self._under_way:
+            bug, self._bug = self._bug, None
+            self._house.failed(self, bug)
+
+    def _next(self) -> list[Ask]:
+        """Take the next ask; with an append, all the appends right behind it.
+
+        What is pending goes with one ask only, so nothing is taken together while there is any.
+        """
+        asks = [self.mailbox.take()]
+        if isinstance(asks[0].message, Append) and not self.pending:
+            while (
+                len(asks) < self.mailbox.capacity
+                and (following := self.mailbox.peek()) is not None
+                and isinstance(following.message, Append)
+            ):
+                asks.append(self.mailbox.take())
+        return asks
+
+    def _hand_over(self, ask: Ask, before: Ask | None) -> None:
+        house = self._house
+        try:
+            ask.before = before
+            ask.asked = Asked(
+                self.id, house.new_id(), house.now(), self._head, ask.life, ask.at, self.pending
+            )
+            house.store.submit(ask)
+        except Exception as error:  # answered to its asker; the next ask may fare better
+            ask.error = error
+            if not isinstance(error, TurnkeeperError):
+                self._bug = error
+            ask.answered()
+        else:
+            self._under_way.append(ask)
+
+    def _keep(self, ask: Ask, error: StorageError) -> None:
+        """Keep a failed append, unless nobody waits for it or it was decided on a revision."""
+        if error.unknown and ask.asked.pending:
+            self.pending = tuple(
+                kept
+                if kept.attempt is not None and kept.attempt.landed
+                else evolve(kept, attempt=ask)
+                for kept in self.pending
+            )
+        message = ask.message
+        if not isinstance(message, Append) or ask.abandoned or ask.at is not None:
+            return
+        asked = ask.asked
+        attempt = ask if error.unknown else None
+        more = Kept(message.drafts, asked.append_id, asked.now, self._life, attempt)
+        try:
+            pending = keep(self.pending, more, self._house.max_pending)
+        except Rejected as refusal:
+            ask.error = refusal
+            return
+        if pending is not None:
+            self.pending = pending
+            error.kept = True
+            self._house.kept(self)
+
+
+def _reject(ask: Ask) -> None:
+    ask.error = Rejected("store", "was closed before this was begun; nothing was written")
+    ask.answered()

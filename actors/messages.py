@@ -1,0 +1,151 @@
+"""The mailbox vocabulary: what a session's actor can be asked to do.
+
+Each message carries its arguments, checked already, and names the transaction body that does
+it. The actor treats them alike; only appends are special, for they can be handed over together,
+and kept when storage does not take them.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar
+
+from attrs import frozen
+
+from .. import storage
+from ..storage import (
+    Appended,
+    Asked,
+    Changed,
+    Connection,
+    Deleted,
+    Draft,
+    Forked,
+    Moved,
+    MoveKind,
+    Purged,
+    Rewritten,
+    Undone,
+)
+from .taking import Take
+
+__all__ = [
+    "Append",
+    "Delete",
+    "Drain",
+    "Fork",
+    "Message",
+    "Purge",
+    "Redo",
+    "Restore",
+    "Rewind",
+    "Rewrite",
+    "SetMeta",
+]
+
+
+T_co = TypeVar("T_co", covariant=True)
+
+
+class Message(Protocol[T_co]):
+    """Anything that can be delivered to a session's actor."""
+
+    def change(self, connection: Connection, asked: Asked) -> Changed[T_co]:
+        """Do it, inside a transaction. Returns the receipt and the new head."""
+        ...
+
+
+@frozen
+class Append:
+    """Append messages, all or none."""
+
+    drafts: tuple[Draft, ...]
+
+    def change(self, connection: Connection, asked: Asked) -> Changed[tuple[Appended, ...]]:
+        return storage.append(connection, asked, self.drafts)
+
+
+@frozen
+class Rewind:
+    """Move the head before the n-th last user turn: an undo, or the first half of a retry."""
+
+    turns: int
+    kind: MoveKind
+    take: Take
+
+    def change(self, connection: Connection, asked: Asked) -> Changed[Undone | None]:
+        return storage.rewind(connection, asked, self.turns, self.kind, self.take)
+
+
+@frozen
+class Redo:
+    """Take back the last undo that has not been taken back."""
+
+    def change(self, connection: Connection, asked: Asked) -> Changed[Moved | None]:
+        return storage.redo(connection, asked)
+
+
+@frozen
+class Rewrite:
+    """Make the visible transcript read as these messages do."""
+
+    drafts: tuple[Draft, ...]
+    kind: MoveKind
+
+    def change(self, connection: Connection, asked: Asked) -> Changed[Rewritten]:
+        return storage.rewrite(connection, asked, self.drafts, self.kind)
+
+
+@frozen
+class Restore:
+    """Move the head to where it was after a revision."""
+
+    revision: int
+
+    def change(self, connection: Connection, asked: Asked) -> Changed[Moved]:
+        return storage.restore(connection, asked, self.revision)
+
+
+@frozen
+class Fork:
+    """Begin another session at a position of this one."""
+
+    id: str
+    position: int | None
+    meta: bytes | None
+
+    def change(self, connection: Connection, asked: Asked) -> Changed[Forked]:
+        return storage.fork(connection, asked, self.id, self.position, self.meta)
+
+
+@frozen
+class SetMeta:
+    """Replace the session's meta."""
+
+    meta: bytes
+
+    def change(self, connection: Connection, asked: Asked) -> Changed[None]:
+        return storage.set_meta(connection, asked, self.meta)
+
+
+@frozen
+class Drain:
+    """Write what is pending."""
+
+    def change(self, connection: Connection, asked: Asked) -> Changed[None]:
+        return storage.drain(connection, asked)
+
+
+@frozen
+class Delete:
+    """End the session."""
+
+    def change(self, connection: Connection, asked: Asked) -> Changed[Deleted | None]:
+        return storage.delete(connection, asked)
+
+
+@frozen
+class Purge:
+    """Remove what is off the live path for ever."""
+
+    def change(self, connection: Connection, asked: Asked) -> Changed[Purged]:
+        return storage.purge(connection, asked)

@@ -1,0 +1,80 @@
+"""Brings what is pending to the disk: tries again and again, and once more at the end.
+
+Any later change of a session takes its pending appends along, so this only serves sessions
+to which nothing happens. All of them are tried together, then there is a pause, which grows
+while nothing succeeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from random import Random
+
+import trio
+
+from ..storage import StorageError
+from .actor import SessionActor
+from .ask import Ask
+from .messages import Drain
+
+__all__ = ["Recovery"]
+
+FIRST_PAUSE_S = 0.1
+LONGEST_PAUSE_S = 30.0
+"""Both guesses: short enough for a blip of the disk, long enough for one that is full for hours."""
+
+
+class Recovery:
+    """Remembers which sessions have something pending, and tries them."""
+
+    def __init__(self, resident: Callable[[str], SessionActor | None], random: Random) -> None:
+        self._resident = resident
+        self._random = random
+        self._ids: dict[str, None] = {}
+        self._something = trio.Event()
+
+    def __repr__(self) -> str:
+        return f"<Recovery: {len(self._ids)} sessions>"
+
+    def remember(self, actor: SessionActor) -> None:
+        """Note that `actor` has something pending."""
+        self._ids[actor.id] = None
+        self._something.set()
+
+    async def run(self) -> None:
+        """Try for ever. A cancellation withdraws the tries that have not started."""
+        while True:
+            await self._something.wait()
+            pause_s = FIRST_PAUSE_S
+            while True:
+                await trio.sleep(pause_s * self._random.uniform(0.5, 1))
+                before = len(self._ids)
+                if await self.try_all() == 0:
+                    break
+                shrunk = len(self._ids) < before
+                pause_s = FIRST_PAUSE_S if shrunk else min(2 * pause_s, LONGEST_PAUSE_S)
+            self._something = trio.Event()
+
+    async def try_all(self) -> int:
+        """Try every session once; return in how many something is pending still.
+
+        A cancellation withdraws the tries that have not started.
+        """
+        async with trio.open_nursery() as nursery:
+            for id in list(self._ids):
+                actor = self._resident(id)
+                if actor is not None and actor.pending:
+                    nursery.start_soon(_try, actor)
+        for id in list(self._ids):
+            actor = self._resident(id)
+            if actor is None or not actor.pending:
+                del self._ids[id]
+        return len(self._ids)
+
+
+async def _try(actor: SessionActor) -> None:
+    ask = Ask(Drain())
+    actor.deliver(ask)
+    with suppress(StorageError):  # still pending; `health` says so, and the next round tries again
+        await ask.answer()

@@ -1,0 +1,93 @@
+"""Which sessions are awake: at most one actor an id.
+
+An actor is made when its session is spoken to and dropped when too many are resident, least
+recently used first. Dropping costs nothing, for an actor remembers only what it can read
+again; one that is busy or has something pending stays. An actor that has failed is replaced by
+a new one, which serves what waited for it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from itertools import islice
+
+from ..storage import Closed
+from .actor import SessionActor
+
+__all__ = ["Registry"]
+
+SCAN = 100
+"""Actors looked at for one that can be dropped. A guess: if so many are busy, memory is not
+what is short."""
+
+logger = logging.getLogger(__name__)
+
+
+class Registry:
+    """The resident actors of a store."""
+
+    def __init__(self, make: Callable[[str], SessionActor], *, most: int, name: str) -> None:
+        self._make = make
+        self._most = most
+        self._name = name
+        self._actors: OrderedDict[str, SessionActor] = OrderedDict()
+        self._closed = False
+        self.failures = 0
+
+    def __len__(self) -> int:
+        return len(self._actors)
+
+    def __iter__(self) -> Iterator[SessionActor]:
+        return iter(list(self._actors.values()))
+
+    def __repr__(self) -> str:
+        state = "closed" if self._closed else "open"
+        return f"<Registry: {state}, {len(self._actors)} of {self._most} resident>"
+
+    def wake(self, id: str) -> SessionActor:
+        """Return the actor of session `id`, made if it was not resident. Raises `Closed`."""
+        if self._closed:
+            raise Closed("store", self._name)
+        actor = self._actors.get(id)
+        if actor is None:
+            if len(self._actors) >= self._most:
+                self._drop_one()
+            actor = self._actors[id] = self._make(id)
+        else:
+            self._actors.move_to_end(id)
+        return actor
+
+    def resident(self, id: str) -> SessionActor | None:
+        """Return the actor of session `id` if it is resident; it is not thereby used."""
+        return self._actors.get(id)
+
+    def drop_idle(self) -> int:
+        """Drop every actor that can be dropped; return how many those were."""
+        idle = [id for id, actor in self._actors.items() if _droppable(actor)]
+        for id in idle:
+            del self._actors[id]
+        return len(idle)
+
+    def replace(self, failed: SessionActor, error: Exception) -> None:
+        """Put a new actor in the place of one that has failed."""
+        self.failures += 1
+        # The error went to its asker. Its text may hold somebody's words, so it is not logged.
+        logger.error("an actor failed with %s and was built again", type(error).__name__)
+        actor = self._actors[failed.id] = self._make(failed.id)
+        actor.succeed(failed)
+
+    def close(self) -> None:
+        """Wake nobody any more."""
+        self._closed = True
+
+    def _drop_one(self) -> None:
+        for id, actor in islice(self._actors.items(), SCAN):
+            if _droppable(actor):
+                del self._actors[id]
+                return
+
+
+def _droppable(actor: SessionActor) -> bool:
+    return not actor.busy and not actor.pending

@@ -1,0 +1,294 @@
+"""Sessions: an open store with its actors. Opens, wakes, supervises, drops, closes.
+
+Everything that runs by itself runs inside `open_sessions`: when its block has ended, nothing
+of it is left, neither task nor thread nor open file.
+"""
+
+from __future__ import annotations
+
+import os
+import random as random_module
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import trio
+from attrs import frozen
+
+from ..storage import (
+    DEFAULT_MAX_MESSAGE_BYTES,
+    Deleted,
+    Offload,
+    Purged,
+    SessionInfo,
+    StorageFailed,
+    Store,
+    Synchronous,
+    check_text,
+    in_thread,
+    open_store,
+)
+from .actor import House, SessionActor
+from .ask import Ask
+from .conversation import CarrierFormat
+from .messages import Delete, Purge
+from .pending import count
+from .recovery import Recovery
+from .registry import Registry
+from .session import MAX_ID_LENGTH, Limits, Session, check_number
+
+__all__ = ["Health", "Sessions", "Statistics", "open_sessions"]
+
+
+@frozen
+class Statistics:
+    """What a store is doing and has done."""
+
+    resident: int
+    """Actors in memory."""
+    busy: int
+    """Of those, the ones with something under way or waiting."""
+    mailboxes: int
+    """Messages accepted and not yet taken, in all mailboxes."""
+    deepest_mailbox: int
+    in_line: int
+    """Messages that wait for room in a full mailbox."""
+    pending: int
+    """Messages kept in memory because storage has not taken them yet."""
+    failures: int
+    """Actors that failed and were built again. Each is a bug."""
+    commits: int
+    operations: int
+    """Changes in those commits."""
+    mean_batch: float
+    """Changes in a commit."""
+    largest_batch: int
+    wal_bytes: int
+    """Size of SQLite's write-ahead log. It grows while somebody holds a read transaction open."""
+
+
+@frozen
+class Health:
+    """Whether what is said is also written."""
+
+    ok: bool
+    """False while storage fails, or something is pending."""
+    pending: int
+    """Messages in memory that are not on disk yet."""
+    failing_s: float | None
+    """For how many seconds storage has been failing; None if the last commit went well."""
+    cause: str | None
+    """What storage said last, without any message's content."""
+
+
+class Sessions:
+    """An open store. Made by `open_sessions`; belongs to the event loop that made it."""
+
+    def __init__(
+        self,
+        store: Store,
+        registry: Registry,
+        limits: Limits,
+        recovery: Recovery,
+        monotonic: Callable[[], float],
+    ) -> None:
+        self._store = store
+        self._registry = registry
+        self._limits = limits
+        self._recovery = recovery
+        self._monotonic = monotonic
+
+    def __repr__(self) -> str:
+        return f"<Sessions {self._registry!r} over {self._store!r}>"
+
+    def __getitem__(self, id: str) -> Session:
+        """Return a handle on the session `id`, which need not exist; nothing is stored by this.
+
+        Raises `Rejected` for an id that is not 1 to 1,000 characters, holds NUL or a lone
+        surrogate. Any other text is just a name.
+        """
+        return Session(id, self._registry, self._store, self._limits)
+
+    async def list(self, *, after: str = "", limit: int = 100) -> list[SessionInfo]:
+        """Return at most `limit` sessions whose ids come after `after`, ordered by id.
+
+        For the next page give the last id of this one. Raises `StorageError`, `Closed`.
+        """
+        check_number(limit, "limit", least=1)
+        return await self._store.sessions(after=after, limit=limit)
+
+    async def delete(self, id: str) -> Deleted | None:
+        """End the session `id`; None if there is none. Its messages are removed for ever.
+
+        Rows that a fork still reaches stay. Old handles raise `Closed` from now on; a new
+        handle begins a new session of that id, whose revisions start above the old one's. What
+        is removed is overwritten, in the log too unless somebody is reading.
+        """
+        check_text(id, "id", max_length=MAX_ID_LENGTH)
+        ask = _Scrubbing(Delete())
+        self._registry.wake(id).deliver(ask)
+        changed = await ask.answer()
+        assert changed.receipt is None or isinstance(changed.receipt, Deleted)
+        return changed.receipt
+
+    async def purge(self, id: str) -> Purged:
+        """Remove for ever what is off the live transcript of `id`, and its history of moves.
+
+        Nothing can be redone or restored from before it. Overwrites as `delete` does.
+        """
+        check_text(id, "id", max_length=MAX_ID_LENGTH)
+        ask = _Scrubbing(Purge())
+        self._registry.wake(id).deliver(ask)
+        changed = await ask.answer()
+        assert isinstance(changed.receipt, Purged)
+        return changed.receipt
+
+    def stats(self) -> Statistics:
+        """Return what the store is doing and has done since it was opened."""
+        actors = list(self._registry)
+        writer = self._store.statistics()
+        return Statistics(
+            resident=len(actors),
+            busy=sum(actor.busy for actor in actors),
+            mailboxes=sum(len(actor.mailbox) for actor in actors),
+            deepest_mailbox=max((len(actor.mailbox) for actor in actors), default=0),
+            in_line=sum(actor.mailbox.in_line for actor in actors),
+            pending=sum(count(actor.pending) for actor in actors),
+            failures=self._registry.failures,
+            commits=writer.commits,
+            operations=writer.operations,
+            mean_batch=writer.mean_batch,
+            largest_batch=writer.largest_batch,
+            wal_bytes=self._store.wal_bytes(),
+        )
+
+    def health(self) -> Health:
+        """Return whether storage takes what it is given, and what waits for it."""
+        writer = self._store.statistics()
+        pending = sum(count(actor.pending) for actor in self._registry)
+        failing_s = None
+        if writer.failing_since is not None:
+            failing_s = self._monotonic() - writer.failing_since
+        return Health(
+            ok=writer.failure is None and pending == 0,
+            pending=pending,
+            failing_s=failing_s,
+            cause=None if writer.failure is None else str(writer.failure),
+        )
+
+    def drop_idle(self) -> int:
+        """Drop every actor that is idle from memory; return how many. Nothing is lost by it."""
+        return self._registry.drop_idle()
+
+    async def _shut_down(self, grace_s: float) -> None:
+        self._registry.close()
+        for actor in self._registry:
+            actor.send_away()
+        with trio.move_on_after(grace_s):
+            for actor in self._registry:
+                await actor.quiet()
+        for actor in self._registry:
+            actor.dismiss()
+        for actor in self._registry:
+            await actor.quiet()
+        await self._recovery.try_all()
+
+
+class _Scrubbing(Ask):
+    """An ask that removes rows, which must go from the write-ahead log as well."""
+
+    __slots__ = ()
+    scrub = True
+
+
+@asynccontextmanager
+async def open_sessions(
+    path: str | os.PathLike[str],
+    *,
+    synchronous: Synchronous = "full",
+    carriers: CarrierFormat | None = None,
+    max_message_bytes: int = DEFAULT_MAX_MESSAGE_BYTES,
+    mailbox_size: int = 100,
+    max_resident: int = 10_000,
+    max_pending: int = 200,
+    grace_s: float = 10.0,
+    now: Callable[[], float] = time.time,
+    monotonic: Callable[[], float] = time.monotonic,
+    random: random_module.Random | None = None,
+    offload: Offload = in_thread,
+    vfs: str | None = None,
+) -> AsyncIterator[Sessions]:
+    """Open the store at `path` (made if nothing is there) and the sessions in it.
+
+    Arguments:
+        synchronous: ``"full"``: what was acknowledged survives a power loss; ``"normal"``: it
+            survives the end of the process only, and commits are cheaper.
+        carriers: how summaries are marked in messages that come from systems which compact by
+            text; our own marks by default.
+        max_message_bytes: larger messages are `Rejected`; encoded size.
+        mailbox_size: messages that one session accepts ahead; more wait in line.
+        max_resident: actors kept in memory; the least recently used go first.
+        max_pending: messages that one session keeps in memory while storage does not take them.
+        grace_s: how long, in seconds, closing waits for what was accepted. What has not been
+            started by then is answered `Rejected`; what has is finished.
+        now, monotonic, random, offload, vfs: for tests: seconds since the epoch, seconds for
+            limits, the source of chance, how blocking work is done, SQLite's file layer.
+
+    Raises `StorageDamaged`, `StorageFailed`, `StorageBusy` or `Rejected` if it cannot be opened
+    (see `open_store`); its bytes are then unchanged.
+
+    Closing: new calls raise `Closed`, those in line are `Rejected`, those accepted are finished.
+    It is shielded from cancellation and takes at most `grace_s`, plus ten seconds if another
+    process holds the file. What is pending is tried once more; if storage still does not take
+    it, `StorageFailed` is raised, for it is then lost.
+    """
+    chance = random_module.Random() if random is None else random
+    async with open_store(
+        path,
+        synchronous=synchronous,
+        offload=offload,
+        vfs=vfs,
+        monotonic=monotonic,
+        random=chance,
+    ) as store:
+        ids = _ids(chance)
+
+        def make(id: str) -> SessionActor:
+            return SessionActor(id, house)
+
+        registry = Registry(make, most=max_resident, name=str(store.path))
+        recovery = Recovery(registry.resident, chance)
+        house = House(
+            store=store,
+            now=now,
+            new_id=ids,
+            mailbox_size=mailbox_size,
+            max_pending=max_pending,
+            kept=recovery.remember,
+            failed=registry.replace,
+        )
+        limits = Limits(max_message_bytes, CarrierFormat() if carriers is None else carriers)
+        sessions = Sessions(store, registry, limits, recovery, monotonic)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(recovery.run)
+            try:
+                yield sessions
+            finally:
+                with trio.CancelScope(shield=True):
+                    await sessions._shut_down(grace_s)
+                nursery.cancel_scope.cancel()
+        lost = sum(count(actor.pending) for actor in registry)
+        if lost:
+            raise StorageFailed("closing", f"{lost} messages that were kept could not be written")
+
+
+def _ids(random: random_module.Random) -> Callable[[], int]:
+    """Return numbers that are unique in any file: a random start, counted on from there."""
+    last = random.getrandbits(62)
+
+    def next_id() -> int:
+        nonlocal last
+        last += 1
+        return last
+
+    return next_id

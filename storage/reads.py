@@ -1,0 +1,124 @@
+"""What can be asked of a store: each question as a function of a reading connection.
+
+The caller gives a connection with a read transaction open, so that all statements of one
+question see the same moment.
+"""
+
+from __future__ import annotations
+
+from itertools import islice, takewhile
+
+import apsw
+
+from . import branches, messages, moves, sessions
+from .errors import Closed
+from .places import Range
+from .records import Head, Move, SessionInfo, State, StoredMessage, Transcript
+
+__all__ = ["all_messages", "head_of", "history", "info", "listed", "transcript"]
+
+
+def head_of(connection: apsw.Connection, id: str, life: int | None) -> Head | None:
+    """Return the head of the session; None if there is none yet.
+
+    Raises `Closed` if the session that the caller means, number `life`, was deleted.
+    """
+    head = sessions.head(connection, id)
+    if life is not None and (head is None or head.session != life):
+        raise Closed("session", id)
+    return head
+
+
+def transcript(
+    connection: apsw.Connection,
+    id: str,
+    head: Head | None,
+    *,
+    last: int | None,
+    after: int,
+    hidden: bool,
+) -> Transcript:
+    """Return the messages after position `after`, the `last` newest of them if that is given.
+
+    Hidden rows are left out, and do not count, unless `hidden`. No more rows are read than are
+    returned, hidden ones apart.
+    """
+    if head is None:
+        return Transcript(id, 0, 0, ())
+    parts = list(
+        takewhile(
+            lambda part: part.last > after, branches.path(connection, head.branch, head.position)
+        )
+    )
+    if parts:
+        parts[-1] = parts[-1]._replace(first=max(parts[-1].first, after + 1))
+    rows = (
+        messages.load(connection, reversed(parts))
+        if last is None
+        else messages.load_backwards(connection, parts)
+    )
+    if not hidden:
+        rows = (row for row in rows if not row[6])
+    found = messages.stored(rows if last is None else islice(rows, last))
+    if last is not None:
+        found.reverse()
+    return Transcript(id, head.revision, head.position, tuple(found))
+
+
+def all_messages(connection: apsw.Connection, head: Head | None) -> list[StoredMessage]:
+    """Return every message that the session ever had on its path, with its state.
+
+    Ordered by revision, then position: as they were written. A message off the live path is in
+    the state that the last move which took it off says.
+    """
+    if head is None:
+        return []
+    states: dict[int, list[tuple[Range, State]]] = {}
+    taken_off = [
+        (part, move.state)
+        for move in moves.taken(connection, head.session)
+        for part in branches.ranges_beyond(connection, move.before, move.after)
+    ]
+    live: list[tuple[Range, State]] = [
+        (part, "live") for part in branches.path(connection, head.branch, head.position)
+    ]
+    for part, what in taken_off + live:  # the later one decides
+        states.setdefault(part.branch, []).append((part, what))
+    found: list[StoredMessage] = []
+    for branch, parts in states.items():
+        span = Range(
+            branch, min(part.first for part, _ in parts), max(part.last for part, _ in parts)
+        )
+        for message in messages.stored(messages.load(connection, [span])):
+            state = _last_state(parts, message.position)
+            if state is not None:
+                found.append(message._replace(state=state))
+    found.sort(key=_written)
+    return found
+
+
+def _last_state(parts: list[tuple[Range, State]], position: int) -> State | None:
+    for part, state in reversed(parts):
+        if part.first <= position <= part.last:
+            return state
+    return None
+
+
+def _written(message: StoredMessage) -> tuple[int, int]:
+    assert message.id is not None
+    return message.id, message.position
+
+
+def history(connection: apsw.Connection, head: Head | None) -> list[Move]:
+    """Return every move of the session, oldest first."""
+    return [] if head is None else moves.all_of(connection, head.session)
+
+
+def info(connection: apsw.Connection, id: str, life: int | None) -> SessionInfo | None:
+    """Return what a list shows of the session; None if there is none."""
+    return None if head_of(connection, id, life) is None else sessions.info(connection, id)
+
+
+def listed(connection: apsw.Connection, after: str, limit: int) -> list[SessionInfo]:
+    """Return at most `limit` sessions whose ids come after `after`, ordered by id."""
+    return list(sessions.listed(connection, after, limit))

@@ -1,0 +1,226 @@
+"""The nouns that storage returns: frozen, each field documented, no behaviour to speak of."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Literal, NamedTuple, TypeAlias, overload
+
+from attrs import field, frozen
+
+__all__ = [
+    "Appended",
+    "Deleted",
+    "Forked",
+    "Head",
+    "JSONObject",
+    "Move",
+    "MoveKind",
+    "Moved",
+    "Purged",
+    "Rewritten",
+    "SessionInfo",
+    "State",
+    "StoredMessage",
+    "Transcript",
+    "Undone",
+]
+
+JSONObject: TypeAlias = Mapping[str, object]
+"""A JSON object as Python holds it: string keys; str, int, float, bool, None, list, dict."""
+
+State: TypeAlias = Literal["live", "rewound", "replaced", "compacted"]
+"""Whether a message is on the live path, or what kind of move last took it off."""
+
+MoveKind: TypeAlias = Literal["undo", "retry", "redo", "rewrite", "compaction", "restore", "purge"]
+"""What moved a head. A purge moves nothing; it stands where the history before it ends."""
+
+
+class Head(NamedTuple):
+    """Where a session's live transcript ends, and all that an append needs to go on there.
+
+    A named tuple and not an attrs class, because one is made for every append (measured:
+    0.19 against 0.52 microseconds).
+    """
+
+    session: int
+    """The session's number in the file; never used twice, so it tells two lives of an id apart."""
+    revision: int
+    branch: int
+    position: int
+    """0 where nothing has been said."""
+    at_tip: bool
+    """True if the next append extends `branch`; False if it must start a new one."""
+    opener: int
+    """Position of the message that opened the turn in which the head stands; 0 before the first."""
+    redo: int | None
+    """Revision of the undo that a redo would take back."""
+
+
+class StoredMessage(NamedTuple):
+    """One message as it was written, and where it stands. A named tuple for speed, as `Head`."""
+
+    body: dict[str, object]
+    """The message, equal to the one that was appended."""
+    id: int | None
+    """Unique in the file, never used twice; None while `pending`."""
+    position: int
+    """Its place in its transcript: 1, 2, 3 …"""
+    revision: int | None
+    """The session's revision that its append produced; None while `pending`."""
+    hidden: bool
+    """Not shown to a person (a scaffold left by an undo)."""
+    opens_turn: bool
+    """True if a user turn begins here."""
+    key: str | None
+    """The caller's key, if it was given one."""
+    created_at: float
+    """Seconds since the epoch when it was accepted. For display; nothing is ordered by it."""
+    append_id: int
+    """Names the append that stored it; a batch shares one."""
+    state: State
+    pending: bool
+    """True while it is kept in memory because storage has not taken it yet."""
+
+    @property
+    def role(self) -> str:
+        return str(self.body["role"])
+
+
+@frozen
+class Transcript(Sequence[StoredMessage]):
+    """The messages from the root to the head, oldest first: a sequence that knows its revision."""
+
+    session: str
+    """The session's id."""
+    revision: int
+    """What was read; give it as `at=` to a decision made on it. 0: no such session yet."""
+    position: int
+    """Where the head stands, whatever part of the transcript was asked for."""
+    messages: tuple[StoredMessage, ...] = field(repr=False)
+
+    @property
+    def bodies(self) -> list[dict[str, object]]:
+        """The plain messages, as they were written."""
+        return [message.body for message in self.messages]
+
+    def __len__(self) -> int:
+        return len(self.messages)
+
+    def __iter__(self) -> Iterator[StoredMessage]:
+        return iter(self.messages)
+
+    @overload
+    def __getitem__(self, index: int) -> StoredMessage: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[StoredMessage, ...]: ...
+    def __getitem__(self, index: int | slice) -> StoredMessage | tuple[StoredMessage, ...]:
+        return self.messages[index]
+
+
+class Appended(NamedTuple):
+    """The receipt of one message: it is on disk."""
+
+    id: int
+    position: int
+    revision: int
+    duplicate: bool
+    """True if its key had been seen before; the other fields are then the first receipt's."""
+    live: bool
+    """True if the message is on the live path. An undone duplicate is not."""
+
+
+@frozen
+class Undone:
+    """The receipt of an undo, and of the undo that is half of a retry."""
+
+    text: str | None
+    """The person's text that was taken back; None where it was not plain text (never so for a
+    retry)."""
+    turns: int
+    """User turns taken off the live path."""
+    messages: int
+    """Rows taken off the live path, hidden ones included."""
+    position: int
+    """The new last position."""
+    revision: int
+
+
+@frozen
+class Moved:
+    """The receipt of a redo or a restore."""
+
+    position: int
+    revision: int
+
+
+@frozen
+class Rewritten:
+    """The receipt of a rewrite."""
+
+    kept: int
+    """Visible messages at the beginning that were left where they are."""
+    replaced: int
+    """Rows taken off the live path."""
+    appended: tuple[Appended, ...]
+    """Receipts of the new messages, in order."""
+    position: int
+    revision: int
+    changed: bool
+    """False if the transcript already read so; nothing was written then."""
+
+
+@frozen
+class Forked:
+    """The receipt of a fork."""
+
+    session: str
+    """The new session's id."""
+    position: int
+    """Where it starts, in the source and in the fork alike."""
+    revision: int
+    """The new session's first revision."""
+
+
+@frozen
+class Deleted:
+    """The receipt of a delete."""
+
+    messages: int
+    """Rows removed from the file; rows that a fork still reaches stay."""
+    revision: int
+    """The last revision of this session; a new one of the same id starts above it."""
+
+
+@frozen
+class Purged:
+    """The receipt of a purge."""
+
+    messages: int
+    """Retired rows removed from the file for ever."""
+
+
+@frozen
+class Move:
+    """One change of the head other than by appending. Kept for ever."""
+
+    revision: int
+    kind: MoveKind
+    from_position: int
+    to_position: int
+    at: float
+    """Seconds since the epoch. For display."""
+
+
+@frozen
+class SessionInfo:
+    """A session as a list shows it."""
+
+    id: str
+    revision: int
+    messages: int
+    """Rows on the live path, hidden ones included: the head's position."""
+    meta: dict[str, object]
+    created_at: float
+    """Seconds since the epoch. For display."""
+    updated_at: float
+    """Seconds since the epoch of the last append or move. For display."""

@@ -1,0 +1,187 @@
+"""The front door: open a store, hand changes to its writer, ask its readers.
+
+Whoever is above sees only this class and the nouns it takes and returns. Every write goes
+through `submit`, every read through one of the questions below. Reads see everything that was
+acknowledged before they were asked.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from pathlib import Path
+from random import Random
+
+import apsw
+import trio
+
+from . import reads
+from .connect import Synchronous, create, inspect, open_reader, open_writer, translated
+from .errors import Rejected
+from .offload import Offload, in_thread
+from .readers import Readers
+from .records import Move, SessionInfo, StoredMessage, Transcript
+from .schema import define_guard, migrate
+from .writer import Operation, Writer, WriterStatistics
+
+__all__ = ["Store", "open_store"]
+
+READERS = 4
+"""Reads at the same time. A guess: more only queue for the interpreter's lock."""
+
+
+class Store:
+    """An open store. Made by `open_store`; all methods belong to the event loop's thread."""
+
+    def __init__(self, path: Path, writer: Writer, readers: Readers) -> None:
+        self.path = path
+        self._writer = writer
+        self._readers = readers
+
+    def __repr__(self) -> str:
+        return f"<Store {str(self.path)!r}: {self._writer!r}, {self._readers!r}>"
+
+    def submit(self, operation: Operation) -> None:
+        """Hand a change to the writer; see `Writer.submit`. Raises `Closed`."""
+        self._writer.submit(operation)
+
+    def withdraw(self, operation: Operation) -> bool:
+        """Take a change back if it has not started; return whether that was so."""
+        return self._writer.withdraw(operation)
+
+    async def transcript(
+        self,
+        id: str,
+        *,
+        life: int | None = None,
+        last: int | None = None,
+        after: int = 0,
+        hidden: bool = False,
+    ) -> tuple[Transcript, int | None]:
+        """Return the session's transcript and its number in the file (None: not there yet).
+
+        `last` keeps only so many of the newest messages, `after` those after a position;
+        `hidden` rows are left out unless asked for. `life` is the number of the session that
+        the caller means. Raises `Closed` if that one was deleted, or the store closed, and
+        `StorageError`. A cancellation leaves nothing behind.
+        """
+
+        def question(connection: apsw.Connection) -> tuple[Transcript, int | None]:
+            head = reads.head_of(connection, id, life)
+            found = reads.transcript(connection, id, head, last=last, after=after, hidden=hidden)
+            return found, None if head is None else head.session
+
+        return await self._readers.ask(question)
+
+    async def all_messages(self, id: str, *, life: int | None = None) -> list[StoredMessage]:
+        """Return every message the session ever had, with its state, in the order written."""
+        return await self._readers.ask(
+            lambda connection: reads.all_messages(connection, reads.head_of(connection, id, life))
+        )
+
+    async def history(self, id: str, *, life: int | None = None) -> list[Move]:
+        """Return every move of the session, oldest first."""
+        return await self._readers.ask(
+            lambda connection: reads.history(connection, reads.head_of(connection, id, life))
+        )
+
+    async def info(self, id: str, *, life: int | None = None) -> SessionInfo | None:
+        """Return what a list shows of the session; None if there is none."""
+        return await self._readers.ask(lambda connection: reads.info(connection, id, life))
+
+    async def sessions(self, *, after: str = "", limit: int = 100) -> list[SessionInfo]:
+        """Return at most `limit` sessions whose ids come after `after`, ordered by id."""
+        return await self._readers.ask(lambda connection: reads.listed(connection, after, limit))
+
+    def wal_bytes(self) -> int:
+        """Return the size of the write-ahead log, in bytes."""
+        try:
+            return os.stat(f"{self.path}-wal").st_size
+        except FileNotFoundError:
+            return 0
+
+    def statistics(self) -> WriterStatistics:
+        """Return what the writer has done since the store was opened."""
+        return self._writer.statistics()
+
+
+@asynccontextmanager
+async def open_store(
+    path: str | os.PathLike[str],
+    *,
+    synchronous: Synchronous = "full",
+    offload: Offload = in_thread,
+    vfs: str | None = None,
+    monotonic: Callable[[], float] = time.monotonic,
+    random: Random | None = None,
+) -> AsyncIterator[Store]:
+    """Open the store at `path`, made if nothing is there; it is closed when the block ends.
+
+    `synchronous="full"` means that what was acknowledged survives a power loss; `"normal"`
+    that it survives the end of the process only. `offload`, `vfs`, `monotonic` (seconds) and
+    `random` are for tests: how blocking work is done, the SQLite file layer, the clock that
+    limits are measured on, the source of jitter and of the writer's number.
+
+    Raises `Rejected` for a path that cannot be one; `StorageDamaged` if something else is
+    there (a folder, an empty file, garbage, another program's database, a newer store), its
+    bytes unchanged; `StorageFailed` if it or its folder cannot be written; `StorageBusy` if
+    another process holds it. Leaving waits for what was handed over: see `Writer.run`.
+    """
+    place = _checked(path)
+    chance = Random() if random is None else random
+
+    def connect() -> apsw.Connection:
+        connection = open_writer(place, synchronous=synchronous, vfs=vfs)
+        define_guard(connection, allowed=False)
+        return connection
+
+    def prepare() -> None:
+        if not inspect(place):
+            create(place, migrate)
+        with translated(f"opening {str(place)!r}"):
+            connection = connect()
+            try:
+                _bring_up_to_date(connection, monotonic, chance)
+            finally:
+                connection.close()
+
+    await offload(prepare, trio.CapacityLimiter(1))
+    name = str(place)
+    writer = Writer(connect, name=name, offload=offload, monotonic=monotonic, random=chance)
+    readers = Readers(lambda: open_reader(place, vfs=vfs), name=name, size=READERS, offload=offload)
+    try:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(writer.run)
+            try:
+                yield Store(place, writer, readers)
+            finally:
+                writer.close()
+    finally:
+        readers.close()
+
+
+def _checked(path: str | os.PathLike[str]) -> Path:
+    name = os.fspath(path)
+    if not name or "\0" in name:
+        raise Rejected("path", "must be the name of a file")
+    if name == ":memory:" or name.startswith("file:"):
+        raise Rejected("path", "must name a file on disk; a store in memory would lose everything")
+    return Path(name).absolute()
+
+
+def _bring_up_to_date(
+    connection: apsw.Connection, monotonic: Callable[[], float], random: Random
+) -> None:
+    """Migrate, waiting for whoever holds the file, at most ten seconds."""
+    give_up = monotonic() + 10
+    while True:
+        try:
+            migrate(connection)
+        except apsw.BusyError:
+            if monotonic() >= give_up:
+                raise
+            time.sleep(random.uniform(0, 0.01))
+        else:
+            return
