@@ -17,10 +17,10 @@ from collections.abc import Callable
 import trio
 from attrs import evolve, frozen
 
-from ..storage import Asked, Head, Kept, Rejected, StorageError, Store, TurnkeeperError
-from .ask import Ask
+from ..storage import Head, Kept, Rejected, StorageError, Store, TurnkeeperError
+from .ask import AnyAsk
 from .mailbox import Mailbox
-from .messages import Append
+from .messages import Append, Extend
 from .pending import keep
 
 __all__ = ["House", "SessionActor"]
@@ -67,7 +67,7 @@ class SessionActor:
         self._house = house
         self._head: Head | None = None
         self._life: int | None = None
-        self._under_way: list[Ask] = []
+        self._under_way: list[AnyAsk] = []
         self._bug: Exception | None = None
         self._ended: trio.Event | None = None
 
@@ -87,13 +87,15 @@ class SessionActor:
         """True while what is pending may be on its way to the disk."""
         return bool(self.pending) and any(ask.started for ask in self._under_way)
 
-    def deliver(self, ask: Ask) -> None:
+    def deliver(self, ask: AnyAsk) -> None:
         """Accept `ask`; it is answered once, after all that was accepted before it."""
         ask.actor = self
-        self.mailbox.put(ask)
-        self._step()
+        if self._under_way:
+            self.mailbox.put(ask)
+        else:  # idle: nothing waits
+            self._hand_over(ask, None)
 
-    def withdraw(self, ask: Ask) -> bool:
+    def withdraw(self, ask: AnyAsk) -> bool:
         """Take `ask` back if nothing has been started for it; return whether that was so."""
         if self.mailbox.remove(ask):
             self._step()
@@ -104,16 +106,23 @@ class SessionActor:
         self._step()
         return True
 
-    def settled(self, ask: Ask) -> None:
+    def settled(self, ask: AnyAsk) -> None:
         """Take note of what became of `ask`, answer it, and go on with the next."""
         self._under_way.remove(ask)
+        try:
+            self._learn(ask)
+        except Exception as bug:
+            ask.error = self._bug = bug
+        ask.answered()
+        self._step()
+
+    def _learn(self, ask: AnyAsk) -> None:
         error = ask.error
         if error is None:
-            assert ask.value is not None
-            self._head = ask.value.head
-            if self._head is not None:
-                self._life = self._head.session
-            if ask.asked.pending:
+            head = self._head = ask.head
+            if head is not None:
+                self._life = head.session
+            if ask.pending:
                 self.pending = ()
         else:
             self._head = None
@@ -121,8 +130,6 @@ class SessionActor:
                 self._keep(ask, error)
             elif not isinstance(error, TurnkeeperError):
                 self._bug = error
-        ask.answered()
-        self._step()
 
     async def settled_once(self) -> None:
         """Return when something under way has ended. Leaves nothing behind when cancelled."""
@@ -164,8 +171,8 @@ class SessionActor:
         if self._ended is not None:
             self._ended.set()
             self._ended = None
-        while not self._under_way and self._bug is None and len(self.mailbox):
-            before: Ask | None = None
+        while self.mailbox and not self._under_way and self._bug is None:
+            before: AnyAsk | None = None
             for ask in self._next():
                 self._hand_over(ask, before)
                 before = ask
@@ -173,28 +180,31 @@ class SessionActor:
             bug, self._bug = self._bug, None
             self._house.failed(self, bug)
 
-    def _next(self) -> list[Ask]:
+    def _next(self) -> list[AnyAsk]:
         """Take the next ask; with an append, all the appends right behind it.
 
         What is pending goes with one ask only, so nothing is taken together while there is any.
         """
-        asks = [self.mailbox.take()]
-        if isinstance(asks[0].message, Append) and not self.pending:
-            while (
-                len(asks) < self.mailbox.capacity
-                and (following := self.mailbox.peek()) is not None
-                and isinstance(following.message, Append)
-            ):
-                asks.append(self.mailbox.take())
+        asks: list[AnyAsk] = []
+        mailbox = self.mailbox
+        while (ask := mailbox.peek()) is not None and len(asks) < mailbox.capacity:
+            together = isinstance(ask.message, (Append, Extend)) and not self.pending
+            if asks and not together:
+                break
+            asks.append(mailbox.take())
+            if not together:
+                break
         return asks
 
-    def _hand_over(self, ask: Ask, before: Ask | None) -> None:
+    def _hand_over(self, ask: AnyAsk, before: AnyAsk | None) -> None:
         house = self._house
         try:
             ask.before = before
-            ask.asked = Asked(
-                self.id, house.new_id(), house.now(), self._head, ask.life, ask.at, self.pending
-            )
+            ask.id = self.id
+            ask.append_id = house.new_id()
+            ask.now = house.now()
+            ask.known = self._head
+            ask.pending = self.pending
             house.store.submit(ask)
         except Exception as error:  # answered to its asker; the next ask may fare better
             ask.error = error
@@ -204,9 +214,9 @@ class SessionActor:
         else:
             self._under_way.append(ask)
 
-    def _keep(self, ask: Ask, error: StorageError) -> None:
+    def _keep(self, ask: AnyAsk, error: StorageError) -> None:
         """Keep a failed append, unless nobody waits for it or it was decided on a revision."""
-        if error.unknown and ask.asked.pending:
+        if error.unknown and ask.pending:
             self.pending = tuple(
                 kept
                 if kept.attempt is not None and kept.attempt.landed
@@ -214,11 +224,10 @@ class SessionActor:
                 for kept in self.pending
             )
         message = ask.message
-        if not isinstance(message, Append) or ask.abandoned or ask.at is not None:
+        if not isinstance(message, (Append, Extend)) or ask.abandoned or ask.at is not None:
             return
-        asked = ask.asked
         attempt = ask if error.unknown else None
-        more = Kept(message.drafts, asked.append_id, asked.now, self._life, attempt)
+        more = Kept(message.drafts, ask.append_id, ask.now, self._life, attempt)
         try:
             pending = keep(self.pending, more, self._house.max_pending)
         except Rejected as refusal:
@@ -230,6 +239,6 @@ class SessionActor:
             self._house.kept(self)
 
 
-def _reject(ask: Ask) -> None:
+def _reject(ask: AnyAsk) -> None:
     ask.error = Rejected("store", "was closed before this was begun; nothing was written")
     ask.answered()

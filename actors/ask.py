@@ -8,20 +8,28 @@ is there, and gets it. That is the whole of "`Cancelled` means not written".
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
 
 import trio
 
-from ..storage import Asked, Changed, Connection, Operation, StorageError
+from ..storage import Connection, Head, Kept, Operation, StorageError
 from .messages import Message
 
 if TYPE_CHECKING:
     from .actor import SessionActor
 
-__all__ = ["Ask"]
+__all__ = ["AnyAsk", "Ask", "Asker"]
+
+T = TypeVar("T")
 
 
-class Ask(Operation):
+class Asker(Protocol):
+    """Whoever asks: he learns by the answer which life of the session he has met."""
+
+    life: int | None
+
+
+class Ask(Operation, Generic[T]):
     """One message, what it was told on its way, and what became of it."""
 
     __slots__ = (
@@ -29,32 +37,46 @@ class Ask(Operation):
         "_task",
         "abandoned",
         "actor",
-        "asked",
+        "append_id",
+        "asker",
         "at",
         "before",
+        "head",
+        "id",
+        "known",
         "life",
         "message",
+        "now",
+        "pending",
     )
 
-    value: Changed[object] | None
-    asked: Asked
-    """What the transaction is told; set when the ask is handed over."""
+    value: T
+    head: Head | None
+    """Where the session's head was after it."""
+    # The rest of what a transaction is told, as `Asked`; set by the actor when it hands over.
+    id: str
+    append_id: int
+    now: float
+    known: Head | None
+    pending: tuple[Kept, ...]
 
     def __init__(
-        self, message: Message[object], at: int | None = None, life: int | None = None
+        self, message: Message[T], at: int | None = None, asker: Asker | None = None
     ) -> None:
         super().__init__()
         self.message = message
         self.at = at
-        self.life = life
+        self.asker = asker
+        self.life = None if asker is None else asker.life
+        self.head = None
         self.abandoned = False
         self.actor: SessionActor | None = None
-        self.before: Ask | None = None
+        self.before: AnyAsk | None = None
         self._answered = False
         self._task: trio.lowlevel.Task | None = None
 
-    async def answer(self) -> Changed[object]:
-        """Return the answer, or raise the error that it was answered with.
+    async def answer(self) -> T:
+        """Return the receipt, or raise the error that it was answered with.
 
         A cancellation withdraws the ask if it has not started; otherwise it is waited for.
         """
@@ -67,7 +89,8 @@ class Ask(Operation):
                 raise error
             finally:
                 del error, self  # a traceback that holds its own exception is freed late
-        assert self.value is not None
+        if self.head is not None and self.asker is not None:
+            self.asker.life = self.head.session
         return self.value
 
     def answered(self) -> None:
@@ -78,8 +101,8 @@ class Ask(Operation):
             trio.lowlevel.reschedule(self._task)
             self._task = None
 
-    def run(self, connection: Connection) -> Changed[object]:
-        asked = self.asked
+    def run(self, connection: Connection) -> T:
+        self.head = None
         before = self.before
         if before is not None:
             # Handed over together: the one before has just moved the head in this transaction,
@@ -87,8 +110,9 @@ class Ask(Operation):
             # one may be kept, and what is kept comes first.
             if isinstance(before.error, StorageError):
                 raise type(before.error)(before.error.doing, before.error.detail)
-            asked = asked._replace(known=before.value.head if before.value is not None else None)
-        return self.message.change(connection, asked)
+            self.known = before.head
+        receipt, self.head = self.message.change(connection, self)
+        return receipt
 
     def settle(self) -> None:
         assert self.actor is not None
@@ -100,3 +124,7 @@ class Ask(Operation):
             self._task = None
             return trio.lowlevel.Abort.SUCCEEDED
         return trio.lowlevel.Abort.FAILED
+
+
+AnyAsk: TypeAlias = Ask[Any]
+"""An ask whose receipt is nobody's business here."""

@@ -7,7 +7,7 @@ store closes: what is in the box is finished, what stands in line is sent away.
 
 from __future__ import annotations
 
-from .ask import Ask
+from .ask import AnyAsk
 
 __all__ = ["Mailbox"]
 
@@ -20,8 +20,8 @@ class Mailbox:
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         # Lists, not deques: an empty deque takes 600 bytes, and there are thousands of these.
-        self._box: list[Ask] = []
-        self._line: list[Ask] = []
+        self._box: list[AnyAsk] = []
+        self._line: list[AnyAsk] = []
 
     def __len__(self) -> int:
         """The accepted asks; those in line do not count."""
@@ -35,22 +35,22 @@ class Mailbox:
         """The asks that wait for room."""
         return len(self._line)
 
-    def put(self, ask: Ask) -> None:
+    def put(self, ask: AnyAsk) -> None:
         """Accept `ask`, or let it stand in line."""
         (self._box if len(self._box) < self.capacity else self._line).append(ask)
 
-    def peek(self) -> Ask | None:
+    def peek(self) -> AnyAsk | None:
         """Return the next ask and leave it there; None if there is none."""
         return self._box[0] if self._box else None
 
-    def take(self) -> Ask:
+    def take(self) -> AnyAsk:
         """Take the next ask, which must be there. Whoever is first in line moves up."""
         ask = self._box.pop(0)
         if self._line:
             self._box.append(self._line.pop(0))
         return ask
 
-    def remove(self, ask: Ask) -> bool:
+    def remove(self, ask: AnyAsk) -> bool:
         """Take `ask` out wherever it stands; return False if it is not here."""
         if ask in self._line:
             self._line.remove(ask)
@@ -62,12 +62,12 @@ class Mailbox:
             self._box.append(self._line.pop(0))
         return True
 
-    def send_away(self) -> list[Ask]:
+    def send_away(self) -> list[AnyAsk]:
         """Empty the line and return, in order, who stood there."""
         line, self._line = self._line, []
         return line
 
-    def empty(self) -> list[Ask]:
+    def empty(self) -> list[AnyAsk]:
         """Empty the box and the line, and return, in order, what was there."""
         everything = self._box + self.send_away()
         self._box = []

@@ -32,6 +32,7 @@ __all__ = [
     "Append",
     "Delete",
     "Drain",
+    "Extend",
     "Fork",
     "Message",
     "Purge",
@@ -56,12 +57,26 @@ class Message(Protocol[T_co]):
 
 @frozen
 class Append:
-    """Append messages, all or none."""
+    """Append one message."""
+
+    draft: Draft
+
+    @property
+    def drafts(self) -> tuple[Draft, ...]:
+        return (self.draft,)
+
+    def change(self, connection: Connection, asked: Asked) -> Changed[Appended]:
+        return storage.append(connection, asked, self.draft)
+
+
+@frozen
+class Extend:
+    """Append several messages, all or none."""
 
     drafts: tuple[Draft, ...]
 
     def change(self, connection: Connection, asked: Asked) -> Changed[tuple[Appended, ...]]:
-        return storage.append(connection, asked, self.drafts)
+        return storage.extend(connection, asked, self.drafts)
 
 
 @frozen

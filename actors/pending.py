@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from ..storage import Draft, Kept, Rejected, StoredMessage, Transcript, decode_message, same_message
 
-__all__ = ["count", "keep", "with_pending"]
+__all__ = ["keep", "number_of", "with_pending"]
 
 
-def count(pending: tuple[Kept, ...]) -> int:
+def number_of(pending: tuple[Kept, ...]) -> int:
     """Return how many messages are pending."""
     return sum(len(kept.drafts) for kept in pending)
 
@@ -28,11 +28,11 @@ def keep(pending: tuple[Kept, ...], more: Kept, most: int) -> tuple[Kept, ...] |
         if twin is None:
             fresh.append(draft)
             known[draft.key] = draft
-        elif not same_message(draft.columns, twin.columns):
+        elif not same_message(draft, twin):
             raise Rejected("key", "came with other content before; a key names one message")
     if not fresh:
         return pending
-    if count(pending) + len(fresh) > most:
+    if number_of(pending) + len(fresh) > most:
         return None
     return (*pending, Kept(tuple(fresh), more.append_id, more.now, more.life, more.attempt))
 
@@ -50,7 +50,7 @@ def with_pending(
                 continue
             messages.append(
                 StoredMessage(
-                    decode_message(*draft.columns),
+                    decode_message(draft.role, draft.content, draft.extra),
                     None,
                     position,
                     None,

@@ -21,8 +21,8 @@ is pending.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from typing import Literal, TypeVar, cast
+from collections.abc import Coroutine, Iterable, Sequence
+from typing import Literal, TypeVar
 
 from attrs import frozen
 
@@ -46,7 +46,7 @@ from ..storage import (
 )
 from .ask import Ask
 from .conversation import CarrierFormat, opens_turn
-from .messages import Append, Fork, Message, Redo, Restore, Rewind, Rewrite, SetMeta
+from .messages import Append, Extend, Fork, Message, Redo, Restore, Rewind, Rewrite, SetMeta
 from .pending import with_pending
 from .registry import Registry
 from .taking import for_retry, for_undo
@@ -71,14 +71,15 @@ class Limits:
 class Session:
     """One conversation, by its id. Made by `Sessions[id]`; nothing is stored until it is used."""
 
-    __slots__ = ("_life", "_limits", "_registry", "_store", "id")
+    __slots__ = ("_limits", "_registry", "_store", "id", "life")
 
     def __init__(self, id: str, registry: Registry, store: Store, limits: Limits) -> None:
         self.id = check_text(id, "id", max_length=MAX_ID_LENGTH)
         self._registry = registry
         self._store = store
         self._limits = limits
-        self._life: int | None = None
+        self.life: int | None = None
+        """The number of the session that this handle has met; another life of its id is not it."""
 
     def __repr__(self) -> str:
         return f"<Session {self.id!r}>"
@@ -101,8 +102,7 @@ class Session:
         written before anything newer: do not send it again. An append with `at` is never kept.
         """
         draft = self._draft(message, "message", key, hidden)
-        (receipt,) = await self._ask(Append((draft,)), at)
-        return receipt
+        return await self._ask(Append(draft), at)
 
     async def extend(
         self,
@@ -125,7 +125,7 @@ class Session:
         )
         if not drafts:
             return ()
-        return await self._ask(Append(drafts), at)
+        return await self._ask(Extend(drafts), at)
 
     async def undo(self, turns: int = 1, *, at: int | None = None) -> Undone | None:
         """Take back the last `turns` user turns; None if there is none. Nothing is deleted.
@@ -215,7 +215,7 @@ class Session:
 
     async def info(self) -> SessionInfo | None:
         """Return what a list shows of this session; None if nothing was stored yet."""
-        return await self._store.info(self.id, life=self._life)
+        return await self._store.info(self.id, life=self.life)
 
     async def transcript(
         self, *, last: int | None = None, after: int = 0, hidden: bool = False
@@ -232,10 +232,10 @@ class Session:
             actor = self._registry.resident(self.id)
             pending = actor.pending if actor is not None else ()
             transcript, life = await self._store.transcript(
-                self.id, life=self._life, last=last, after=after, hidden=hidden
+                self.id, life=self.life, last=last, after=after, hidden=hidden
             )
             if life is not None:
-                self._life = life
+                self.life = life
             if not pending or actor is None:
                 return transcript
             if actor.draining:
@@ -251,11 +251,11 @@ class Session:
         ``live`` is on the path to the head; ``rewound``, ``replaced`` or ``compacted`` says what
         kind of move last took it off. What is pending is not among them.
         """
-        return await self._store.all_messages(self.id, life=self._life)
+        return await self._store.all_messages(self.id, life=self.life)
 
     async def history(self) -> list[Move]:
         """Return every move of the head, oldest first. Appends are no moves."""
-        return await self._store.history(self.id, life=self._life)
+        return await self._store.history(self.id, life=self.life)
 
     def _draft(
         self, message: JSONObject, field: str, key: str | None = None, hidden: bool = False
@@ -264,20 +264,18 @@ class Session:
         if key is not None:
             check_text(key, "key", max_length=MAX_KEY_LENGTH)
         opens = opens_turn(message, hidden=hidden, format=self._limits.carriers)
-        return Draft(columns, hidden, opens, key)
+        return Draft(*columns, hidden, opens, key)
 
     def _pack(self, meta: JSONObject) -> bytes:
         return encode_object(meta, field="meta", max_bytes=self._limits.max_message_bytes)
 
-    async def _ask(self, message: Message[T], at: int | None) -> T:
+    def _ask(self, message: Message[T], at: int | None) -> Coroutine[object, None, T]:
+        # Not async itself: one coroutine less for each message on its way.
         if at is not None:
             check_number(at, "at", least=0)
-        ask = Ask(message, at, self._life)
+        ask = Ask(message, at, self)
         self._registry.wake(self.id).deliver(ask)
-        changed = await ask.answer()
-        if changed.head is not None:
-            self._life = changed.head.session
-        return cast(T, changed.receipt)
+        return ask.answer()
 
 
 def check_number(value: object, field: str, *, least: int) -> None:

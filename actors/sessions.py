@@ -11,6 +11,9 @@ import random as random_module
 import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from functools import partial
+from itertools import count
+from typing import TypeVar
 
 import trio
 from attrs import frozen
@@ -24,6 +27,7 @@ from ..storage import (
     StorageFailed,
     Store,
     Synchronous,
+    beside,
     check_text,
     in_thread,
     open_store,
@@ -32,10 +36,12 @@ from .actor import House, SessionActor
 from .ask import Ask
 from .conversation import CarrierFormat
 from .messages import Delete, Purge
-from .pending import count
+from .pending import number_of
 from .recovery import Recovery
 from .registry import Registry
 from .session import MAX_ID_LENGTH, Limits, Session, check_number
+
+T = TypeVar("T")
 
 __all__ = ["Health", "Sessions", "Statistics", "open_sessions"]
 
@@ -127,9 +133,7 @@ class Sessions:
         check_text(id, "id", max_length=MAX_ID_LENGTH)
         ask = _Scrubbing(Delete())
         self._registry.wake(id).deliver(ask)
-        changed = await ask.answer()
-        assert changed.receipt is None or isinstance(changed.receipt, Deleted)
-        return changed.receipt
+        return await ask.answer()
 
     async def purge(self, id: str) -> Purged:
         """Remove for ever what is off the live transcript of `id`, and its history of moves.
@@ -139,9 +143,7 @@ class Sessions:
         check_text(id, "id", max_length=MAX_ID_LENGTH)
         ask = _Scrubbing(Purge())
         self._registry.wake(id).deliver(ask)
-        changed = await ask.answer()
-        assert isinstance(changed.receipt, Purged)
-        return changed.receipt
+        return await ask.answer()
 
     def stats(self) -> Statistics:
         """Return what the store is doing and has done since it was opened."""
@@ -153,7 +155,7 @@ class Sessions:
             mailboxes=sum(len(actor.mailbox) for actor in actors),
             deepest_mailbox=max((len(actor.mailbox) for actor in actors), default=0),
             in_line=sum(actor.mailbox.in_line for actor in actors),
-            pending=sum(count(actor.pending) for actor in actors),
+            pending=sum(number_of(actor.pending) for actor in actors),
             failures=self._registry.failures,
             commits=writer.commits,
             operations=writer.operations,
@@ -165,7 +167,7 @@ class Sessions:
     def health(self) -> Health:
         """Return whether storage takes what it is given, and what waits for it."""
         writer = self._store.statistics()
-        pending = sum(count(actor.pending) for actor in self._registry)
+        pending = sum(number_of(actor.pending) for actor in self._registry)
         failing_s = None
         if writer.failing_since is not None:
             failing_s = self._monotonic() - writer.failing_since
@@ -194,7 +196,7 @@ class Sessions:
         await self._recovery.try_all()
 
 
-class _Scrubbing(Ask):
+class _Scrubbing(Ask[T]):
     """An ask that removes rows, which must go from the write-ahead log as well."""
 
     __slots__ = ()
@@ -251,7 +253,6 @@ async def open_sessions(
         monotonic=monotonic,
         random=chance,
     ) as store:
-        ids = _ids(chance)
 
         def make(id: str) -> SessionActor:
             return SessionActor(id, house)
@@ -261,7 +262,8 @@ async def open_sessions(
         house = House(
             store=store,
             now=now,
-            new_id=ids,
+            # Unique in any file: counted on from a random start.
+            new_id=count(chance.getrandbits(62)).__next__,
             mailbox_size=mailbox_size,
             max_pending=max_pending,
             kept=recovery.remember,
@@ -269,26 +271,8 @@ async def open_sessions(
         )
         limits = Limits(max_message_bytes, CarrierFormat() if carriers is None else carriers)
         sessions = Sessions(store, registry, limits, recovery, monotonic)
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(recovery.run)
-            try:
-                yield sessions
-            finally:
-                with trio.CancelScope(shield=True):
-                    await sessions._shut_down(grace_s)
-                nursery.cancel_scope.cancel()
-        lost = sum(count(actor.pending) for actor in registry)
+        async with beside(recovery.run, farewell=partial(sessions._shut_down, grace_s)):
+            yield sessions
+        lost = sum(number_of(actor.pending) for actor in registry)
         if lost:
             raise StorageFailed("closing", f"{lost} messages that were kept could not be written")
-
-
-def _ids(random: random_module.Random) -> Callable[[], int]:
-    """Return numbers that are unique in any file: a random start, counted on from there."""
-    last = random.getrandbits(62)
-
-    def next_id() -> int:
-        nonlocal last
-        last += 1
-        return last
-
-    return next_id

@@ -42,4 +42,4 @@ def for_retry(format: CarrierFormat) -> Take:
 
 def _scaffold(message: JSONObject, format: CarrierFormat) -> Draft | None:
     halves = split(message, format)
-    return None if halves is None else Draft(encode_message(halves.scaffold), hidden=True)
+    return None if halves is None else Draft(*encode_message(halves.scaffold), hidden=True)

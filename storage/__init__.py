@@ -1,5 +1,6 @@
 """Turnkeeper's storage: transcripts in SQLite, one writer, nothing lost. Knows no actors."""
 
+from .beside import beside
 from .changes import (
     Asked,
     Changed,
@@ -7,6 +8,7 @@ from .changes import (
     TakenBack,
     append,
     drain,
+    extend,
     fork,
     redo,
     restore,
@@ -101,12 +103,14 @@ __all__ = [
     "Undone",
     "WriterStatistics",
     "append",
+    "beside",
     "check_text",
     "decode_message",
     "delete",
     "drain",
     "encode_message",
     "encode_object",
+    "extend",
     "fork",
     "in_thread",
     "inline",

@@ -17,7 +17,7 @@ from typing import Generic, NamedTuple, Protocol, TypeVar
 import apsw
 from attrs import frozen
 
-from . import branches, messages, moves, sessions
+from . import branches, heads, messages, moves, sessions
 from .codec import Columns, same_message
 from .errors import Closed, Conflict, Rejected
 from .messages import Draft
@@ -42,6 +42,7 @@ __all__ = [
     "append",
     "arrive",
     "drain",
+    "extend",
     "fork",
     "redo",
     "restore",
@@ -73,22 +74,39 @@ class Kept:
     """The operation that tried to write it and whose outcome nobody could tell at the time."""
 
 
-class Asked(NamedTuple):
-    """What every change is told, besides its own arguments."""
+class Asked(Protocol):
+    """What every change is told, besides its own arguments.
 
-    id: str
-    """The session's id."""
-    append_id: int
-    """Unique in the file; names what this change appends."""
-    now: float
-    """Seconds since the epoch, to be shown beside what is written."""
-    known: Head | None = None
-    """Where the head was last seen."""
-    life: int | None = None
-    """The number of the session that the caller means; None if it never met it."""
-    at: int | None = None
-    """The revision that the caller decided on."""
-    pending: tuple[Kept, ...] = ()
+    A protocol, so that whoever carries a change to the writer can say it by himself.
+    """
+
+    @property
+    def id(self) -> str:
+        """The session's id."""
+
+    @property
+    def append_id(self) -> int:
+        """Unique in the file; names what this change appends."""
+
+    @property
+    def now(self) -> float:
+        """Seconds since the epoch, to be shown beside what is written."""
+
+    @property
+    def known(self) -> Head | None:
+        """Where the head was last seen."""
+
+    @property
+    def life(self) -> int | None:
+        """The number of the session that the caller means; None if he never met it."""
+
+    @property
+    def at(self) -> int | None:
+        """The revision that the caller decided on."""
+
+    @property
+    def pending(self) -> tuple[Kept, ...]:
+        """What is to be written first."""
 
 
 class Changed(NamedTuple, Generic[T_co]):
@@ -108,7 +126,16 @@ class TakenBack:
     """The summary that the message carried; it stays behind, hidden."""
 
 
-def append(
+def append(connection: apsw.Connection, asked: Asked, draft: Draft) -> Changed[Appended]:
+    """Append one message; as `extend`."""
+    quick = _append_at_known_head(connection, asked, draft)
+    if quick is not None:
+        return quick
+    receipts, head = extend(connection, asked, (draft,))
+    return Changed(receipts[0], head)
+
+
+def extend(
     connection: apsw.Connection, asked: Asked, drafts: Sequence[Draft]
 ) -> Changed[tuple[Appended, ...]]:
     """Append `drafts`, one revision for all, and return a receipt for each.
@@ -117,50 +144,64 @@ def append(
     Keys are looked at before `at`, so that a redelivery is answered whatever happened since.
     Raises `Closed`, `Conflict`, and `Rejected` for a key that came with other content before.
     """
-    known = asked.known
-    if (
-        known is not None
-        and known.at_tip
-        and not asked.pending
-        and (asked.at is None or asked.at == known.revision)
-        and (asked.life is None or asked.life == known.session)
-        and _keyless(drafts)
-    ):
-        done = _extend(connection, known, drafts, asked.append_id, asked.now)
-        if done is not None:
-            return done
     head = arrive(connection, asked, check=False)
     receipts: dict[int, Appended] = {}
-    fresh: dict[int, Draft] = {}
-    if head is not None:
-        for index, draft in enumerate(drafts):
-            earlier = _duplicate(connection, head, draft)
-            if earlier is not None:
-                receipts[index] = earlier
-    twins: dict[str, int] = {}
+    first: dict[str, int] = {}
+    fresh: list[int] = []
     for index, draft in enumerate(drafts):
-        if index in receipts:
-            continue
-        if draft.key is not None and draft.key in twins:
-            if not same_message(draft.columns, drafts[twins[draft.key]].columns):
-                raise _other_content()
-            continue
-        if draft.key is not None:
-            twins[draft.key] = index
-        fresh[index] = draft
+        earlier = None if head is None else _duplicate(connection, head, draft)
+        if earlier is not None:
+            receipts[index] = earlier
+        elif draft.key is None or draft.key not in first:
+            fresh.append(index)
+            if draft.key is not None:
+                first[draft.key] = index
+        elif not same_message(draft, drafts[first[draft.key]]):
+            raise _other_content()
     if fresh:
         _check_at(asked, head)
-        if head is None:
-            head = _create(connection, asked)
-        done = _extend(connection, head, list(fresh.values()), asked.append_id, asked.now)
-        assert done is not None, "the head was read in this transaction"
-        receipts.update(zip(fresh, done.receipt, strict=True))
-        head = done.head
+        before = _create(connection, asked) if head is None else head
+        head = before._replace(revision=before.revision + 1, redo=None)
+        new = [drafts[index] for index in fresh]
+        head, written = _write(connection, head, new, asked.append_id, asked.now)
+        _swap(connection, before, head, asked.now)
+        receipts.update(zip(fresh, written, strict=True))
     for index, draft in enumerate(drafts):
-        if index not in receipts:  # a twin within the batch
+        if index not in receipts:  # its twin stands before it in the batch
             assert draft.key is not None
-            receipts[index] = receipts[twins[draft.key]]._replace(duplicate=True)
+            receipts[index] = receipts[first[draft.key]]._replace(duplicate=True)
     return Changed(tuple(receipts[index] for index in range(len(drafts))), head)
+
+
+def _append_at_known_head(
+    connection: apsw.Connection, asked: Asked, draft: Draft
+) -> Changed[Appended] | None:
+    """Append one message at the remembered head; None, and nothing was done, if that is stale.
+
+    The way of nearly every append, so it is written out: two statements, three with a key. The
+    head moves before the row is written, so a stale one is noticed before it does harm.
+    """
+    known = asked.known
+    if known is None or not known.at_tip or asked.pending:
+        return None
+    session, revision, branch, position, _, opener, _ = known
+    if (asked.at is not None and asked.at != revision) or (
+        asked.life is not None and asked.life != session
+    ):
+        return None
+    if draft.key is not None and messages.by_key(connection, session, draft.key) is not None:
+        return None
+    revision += 1
+    position += 1
+    if draft.opens_turn:
+        opener = position
+    after = Head(session, revision, branch, position, True, opener, None)
+    if not heads.swap(connection, known, after, asked.now):
+        return None
+    id = messages.insert(
+        connection, draft, session, branch, position, revision, opener, asked.append_id, asked.now
+    )
+    return Changed(Appended(id, position, revision, False, True), after)
 
 
 def rewind(
@@ -274,15 +315,13 @@ def fork(
     at = end if position is None else position
     if not 0 <= at <= end:
         raise Rejected("position", f"{at} does not exist; there are 0 to {end}")
-    if sessions.head(connection, id) is not None:
+    if sessions.key_of(connection, id) is not None:
         raise Rejected("id", f"session {id!r} exists already")
     parent, opener = None, 0
     if head is not None and at > 0:
         parent = branches.locate(connection, head.branch, at)
         opener = _opener_at(connection, Place(parent, at))
-    forked = sessions.create(connection, id, position=at, opener=opener, meta=meta, now=asked.now)
-    branch = branches.add(connection, forked.session, parent, at)
-    sessions.set_branch(connection, forked.session, branch)
+    forked = _begin(connection, id, Place(parent, at) if parent else None, opener, meta, asked.now)
     return Changed(Forked(id, at, forked.revision), head)
 
 
@@ -306,7 +345,8 @@ def arrive(connection: apsw.Connection, asked: Asked, *, check: bool = True) -> 
     Raises `Closed` if the session that the caller means was deleted, and, if `check`,
     `Conflict` if it is not at the revision that the caller decided on.
     """
-    head = sessions.head(connection, asked.id)
+    key = sessions.key_of(connection, asked.id)
+    head = None if key is None else heads.get(connection, key)
     if asked.life is not None and (head is None or head.session != asked.life):
         raise Closed("session", asked.id)
     if check:
@@ -331,26 +371,18 @@ def _append_kept(
         )
         if earlier is None:
             drafts.append(draft)
-        elif not same_message(earlier.columns, draft.columns):
+        elif not same_message(earlier.columns, draft):
             # Another process took the key for something else meanwhile. This message was
             # accepted, so it is stored; refusing it now would lose it.
-            drafts.append(Draft(draft.columns, draft.hidden, draft.opens_turn, key=None))
+            drafts.append(draft._replace(key=None))
     if not drafts:
         return head
     if head is None:
         head = _create(connection, asked)
     after = head._replace(revision=head.revision + 1)
     after, _ = _write(connection, after, drafts, kept.append_id, kept.now)
-    swapped = sessions.swap_head(connection, head, after, kept.now)
-    assert swapped, "the head was read in this transaction"
+    _swap(connection, head, after, kept.now)
     return after
-
-
-def _keyless(drafts: Sequence[Draft]) -> bool:
-    for draft in drafts:  # noqa: SIM110 - all() takes three times as long for the usual one
-        if draft.key is not None:
-            return False
-    return True
 
 
 def _check_at(asked: Asked, head: Head | None) -> None:
@@ -360,39 +392,25 @@ def _check_at(asked: Asked, head: Head | None) -> None:
 
 
 def _create(connection: apsw.Connection, asked: Asked) -> Head:
-    head = sessions.create(connection, asked.id, position=0, opener=0, meta=None, now=asked.now)
-    branch = branches.add(connection, head.session, None, 0)
-    sessions.set_branch(connection, head.session, branch)
-    return head._replace(branch=branch)
+    return _begin(connection, asked.id, None, 0, None, asked.now)
 
 
-def _extend(
-    connection: apsw.Connection, head: Head, drafts: Sequence[Draft], append_id: int, now: float
-) -> Changed[tuple[Appended, ...]] | None:
-    """Append `drafts` at `head`; None, and nothing was done, if the head is not there any more.
-
-    The head moves before the rows are written: a stale one is noticed before it does harm.
-    """
-    session, revision, branch, position, at_tip, opener, _ = head
-    revision += 1
-    if not at_tip:
-        branch = branches.add(connection, session, branch, position)
-    places: list[tuple[Draft, int, int]] = []
-    for draft in drafts:
-        position += 1
-        if draft.opens_turn:
-            opener = position
-        places.append((draft, position, opener))
-    after = Head(session, revision, branch, position, True, opener, None)
-    if not sessions.swap_head(connection, head, after, now):
-        return None
-    receipts = []
-    for draft, position, opener in places:
-        id = messages.insert(
-            connection, draft, session, branch, position, revision, opener, append_id, now
-        )
-        receipts.append(Appended(id, position, revision, False, True))
-    return Changed(tuple(receipts), after)
+def _begin(
+    connection: apsw.Connection,
+    id: str,
+    start: Place | None,
+    opener: int,
+    meta: bytes | None,
+    now: float,
+) -> Head:
+    """Make the session `id` and its first branch, at `start` or at the root."""
+    revision = sessions.last_life(connection, id) + 1
+    session = sessions.add(connection, id, revision, meta, now)
+    parent, position = start or (None, 0)
+    branch = branches.add(connection, session, parent, position)
+    head = Head(session, revision, branch, position, True, opener, None)
+    heads.place(connection, head, now)
+    return head
 
 
 def _with_branch(connection: apsw.Connection, head: Head) -> Head:
@@ -430,7 +448,7 @@ def _duplicate(connection: apsw.Connection, head: Head, draft: Draft) -> Appende
     row = messages.by_key(connection, head.session, draft.key)
     if row is None:
         return None
-    if not same_message(row.columns, draft.columns):
+    if not same_message(row.columns, draft):
         raise _other_content()
     live = row.position <= head.position and row.branch == branches.locate(
         connection, head.branch, row.position
@@ -453,7 +471,7 @@ def _common_beginning(
     ):
         if not hidden:
             columns = Columns(role, content, extra)
-            if kept == len(drafts) or not same_message(columns, drafts[kept].columns):
+            if kept == len(drafts) or not same_message(columns, drafts[kept]):
                 break
             kept += 1
         last = position
@@ -502,5 +520,9 @@ def _move(
     connection: apsw.Connection, kind: MoveKind, before: Head, after: Head, now: float
 ) -> None:
     moves.record(connection, kind, before, after, now)
-    swapped = sessions.swap_head(connection, before, after, now)
+    _swap(connection, before, after, now)
+
+
+def _swap(connection: apsw.Connection, before: Head, after: Head, now: float) -> None:
+    swapped = heads.swap(connection, before, after, now)
     assert swapped, "the head was read in this transaction"

@@ -60,7 +60,9 @@ Row: TypeAlias = tuple[str, Column, Column, int, int, int, int, int, str | None,
 class Draft(NamedTuple):
     """A message that has been checked and encoded and has no place yet."""
 
-    columns: Columns
+    role: str
+    content: Column
+    extra: Column
     hidden: bool = False
     opens_turn: bool = False
     key: str | None = None
@@ -96,7 +98,7 @@ def insert(
     now: float,
 ) -> int:
     """Write `draft` at its place and return its id."""
-    role, content, extra = draft.columns
+    role, content, extra, hidden, _, key = draft
     connection.execute(
         INSERT,
         (
@@ -105,10 +107,10 @@ def insert(
             position,
             revision,
             opener,
-            draft.hidden,
+            hidden,
             append_id,
             now,
-            draft.key,
+            key,
             role,
             content,
             extra,

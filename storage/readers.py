@@ -13,7 +13,7 @@ from typing import TypeVar
 import apsw
 import trio
 
-from .connect import translated
+from .connect import close, translated
 from .errors import Closed
 from .offload import Offload
 
@@ -54,7 +54,7 @@ class Readers:
         """Close the idle connections now and the lent ones as they come back."""
         self._closed = True
         while self._idle:
-            self._idle.pop().close()
+            close(self._idle.pop())
 
     def _answer(self, question: Callable[[apsw.Connection], T]) -> T:
         connection = self._idle.pop() if self._idle else self._connect()
@@ -68,6 +68,6 @@ class Readers:
             return found
         finally:
             if not sound or self._closed:
-                connection.close()  # a transaction that is still open ends with it
+                close(connection)  # a transaction that is still open ends with it
             else:
                 self._idle.append(connection)

@@ -10,7 +10,8 @@ from itertools import islice, takewhile
 
 import apsw
 
-from . import branches, messages, moves, sessions
+from . import branches, heads, messages, moves, sessions
+from .codec import decode_object
 from .errors import Closed
 from .places import Range
 from .records import Head, Move, SessionInfo, State, StoredMessage, Transcript
@@ -18,12 +19,25 @@ from .records import Head, Move, SessionInfo, State, StoredMessage, Transcript
 __all__ = ["all_messages", "head_of", "history", "info", "listed", "transcript"]
 
 
+INFO = """
+SELECT id, revision, position, meta, created_at, updated_at
+FROM sessions JOIN heads ON session = key
+WHERE buried IS NULL AND id = ?
+"""
+LIST = """
+SELECT id, revision, position, meta, created_at, updated_at
+FROM sessions JOIN heads ON session = key
+WHERE buried IS NULL AND id > ? ORDER BY id LIMIT ?
+"""
+
+
 def head_of(connection: apsw.Connection, id: str, life: int | None) -> Head | None:
     """Return the head of the session; None if there is none yet.
 
     Raises `Closed` if the session that the caller means, number `life`, was deleted.
     """
-    head = sessions.head(connection, id)
+    key = sessions.key_of(connection, id)
+    head = None if key is None else heads.get(connection, key)
     if life is not None and (head is None or head.session != life):
         raise Closed("session", id)
     return head
@@ -116,9 +130,17 @@ def history(connection: apsw.Connection, head: Head | None) -> list[Move]:
 
 def info(connection: apsw.Connection, id: str, life: int | None) -> SessionInfo | None:
     """Return what a list shows of the session; None if there is none."""
-    return None if head_of(connection, id, life) is None else sessions.info(connection, id)
+    if head_of(connection, id, life) is None:
+        return None
+    (found,) = map(_info, connection.execute(INFO, (id,)))
+    return found
 
 
 def listed(connection: apsw.Connection, after: str, limit: int) -> list[SessionInfo]:
     """Return at most `limit` sessions whose ids come after `after`, ordered by id."""
-    return list(sessions.listed(connection, after, limit))
+    return [_info(row) for row in connection.execute(LIST, (after, limit))]
+
+
+def _info(row: tuple[str, int, int, bytes | None, float, float]) -> SessionInfo:
+    id, revision, position, meta, created_at, updated_at = row
+    return SessionInfo(id, revision, position, decode_object(meta), created_at, updated_at)

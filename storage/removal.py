@@ -13,7 +13,7 @@ from contextlib import contextmanager
 
 import apsw
 
-from . import branches, messages, moves, sessions
+from . import branches, heads, messages, moves, sessions
 from .changes import Asked, Changed, arrive
 from .records import Deleted, Purged
 from .schema import define_guard
@@ -26,16 +26,19 @@ def delete(connection: apsw.Connection, asked: Asked) -> Changed[Deleted | None]
 
     What was pending goes with it. A tombstone keeps the revision.
     """
-    head = sessions.head(connection, asked.id)
-    if head is None:
+    key = sessions.key_of(connection, asked.id)
+    if key is None:
         return Changed(None, None)
+    head = heads.get(connection, key)
+    last = head.revision + 1
     with _removing(connection):
         moves.remove_all(connection, head.session)
         removed = 0
         for branch in branches.of_session(connection, head.session):
             removed += _trim(connection, branch, None)
-        sessions.bury(connection, head.session, asked.now)
-    return Changed(Deleted(removed, head.revision + 1), None)
+        sessions.bury(connection, head.session, last)
+        heads.bury(connection, head.session, last)
+    return Changed(Deleted(removed, last), None)
 
 
 def purge(connection: apsw.Connection, asked: Asked) -> Changed[Purged]:
@@ -52,7 +55,8 @@ def purge(connection: apsw.Connection, asked: Asked) -> Changed[Purged]:
         removed = 0
         for branch in branches.of_session(connection, head.session):
             removed += _trim(connection, branch, kept.get(branch))
-        sessions.forget_history(connection, head.session)
+        sessions.forget_history(connection, head.session, head.revision)
+        heads.forget_redo(connection, head.session)
         after = head._replace(redo=None)
         moves.record(connection, "purge", after, after, asked.now)
     return Changed(Purged(removed), after)

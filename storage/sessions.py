@@ -1,118 +1,41 @@
-"""The sessions: who they are, and the movable pointer that each of them is.
+"""Who the sessions are: their ids, their meta, and the tombstones of the deleted.
 
-The head is compared and set by revision, which every change raises by one, so a head that
-was remembered either still holds or is noticed to be stale in the statement that uses it.
-A deleted session leaves its row as a tombstone; its id may then live again in a new row,
-whose revisions start above.
+A deleted session leaves its row, which keeps its last revision. Its id may live again in a
+new row, whose revisions start above; the row's key tells the two lives apart.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import apsw
 
-from .codec import decode_object
-from .records import Head, SessionInfo
+__all__ = ["add", "born", "bury", "forget_history", "is_alive", "key_of", "last_life", "set_meta"]
 
-__all__ = [
-    "born",
-    "bury",
-    "create",
-    "forget_history",
-    "head",
-    "info",
-    "is_alive",
-    "listed",
-    "set_branch",
-    "set_meta",
-    "swap_head",
-]
-
-HEAD = """
-SELECT key, revision, branch, position, at_tip, opener, redo
-FROM sessions WHERE id = ? AND deleted_at IS NULL
-"""
-SWAP_HEAD = """
-UPDATE sessions
-SET revision = ?, branch = ?, position = ?, at_tip = ?, opener = ?, redo = ?, updated_at = ?
-WHERE key = ? AND revision = ? AND branch = ? AND position = ? AND deleted_at IS NULL
-"""
-LAST_LIFE = "SELECT max(revision) FROM sessions WHERE id = ? AND deleted_at IS NOT NULL"
-CREATE = """
-INSERT INTO sessions (id, revision, branch, position, at_tip, opener, born, meta, created_at, updated_at)
-VALUES (?, ?, 0, ?, 1, ?, ?, ?, ?, ?)
-"""
-SET_BRANCH = "UPDATE sessions SET branch = ? WHERE key = ?"
+KEY_OF = "SELECT key FROM sessions WHERE id = ? AND buried IS NULL"
+LAST_LIFE = "SELECT max(buried) FROM sessions WHERE id = ? AND buried IS NOT NULL"
+ADD = "INSERT INTO sessions (id, born, created_at, meta) VALUES (?, ?, ?, ?)"
 SET_META = "UPDATE sessions SET meta = ? WHERE key = ?"
-BURY = """
-UPDATE sessions
-SET deleted_at = ?, revision = revision + 1, meta = NULL, redo = NULL, position = 0, opener = 0
-WHERE key = ?
-"""
-FORGET_HISTORY = "UPDATE sessions SET born = revision, redo = NULL WHERE key = ?"
+BURY = "UPDATE sessions SET buried = ?, meta = NULL WHERE key = ?"
+FORGET_HISTORY = "UPDATE sessions SET born = ? WHERE key = ?"
 BORN = "SELECT born FROM sessions WHERE key = ?"
-IS_ALIVE = "SELECT 1 FROM sessions WHERE key = ? AND deleted_at IS NULL"
-INFO = """
-SELECT id, revision, position, meta, created_at, updated_at
-FROM sessions WHERE deleted_at IS NULL AND id = ?
-"""
-LIST = """
-SELECT id, revision, position, meta, created_at, updated_at
-FROM sessions WHERE deleted_at IS NULL AND id > ? ORDER BY id LIMIT ?
-"""
+IS_ALIVE = "SELECT 1 FROM sessions WHERE key = ? AND buried IS NULL"
 
 
-def head(connection: apsw.Connection, id: str) -> Head | None:
-    """Return the head of the living session `id`, or None if there is none."""
-    row = connection.execute(HEAD, (id,)).get
-    if row is None:
-        return None
-    assert isinstance(row, tuple)
-    key, revision, branch, position, at_tip, opener, redo = row
-    return Head(key, revision, branch, position, at_tip == 1, opener, redo)
+def key_of(connection: apsw.Connection, id: str) -> int | None:
+    """Return the key of the living session `id`; None if there is none."""
+    key = connection.execute(KEY_OF, (id,)).get
+    return key if isinstance(key, int) else None
 
 
-def swap_head(connection: apsw.Connection, before: Head, after: Head, now: float) -> bool:
-    """Set the head to `after` if it still is `before`; return whether it was."""
-    connection.execute(
-        SWAP_HEAD,
-        (
-            after.revision,
-            after.branch,
-            after.position,
-            after.at_tip,
-            after.opener,
-            after.redo,
-            now,
-            before.session,
-            before.revision,
-            before.branch,
-            before.position,
-        ),
-    )
-    return connection.changes() == 1
+def last_life(connection: apsw.Connection, id: str) -> int:
+    """Return the last revision of the deleted sessions that were called `id`; 0 for none."""
+    revision = connection.execute(LAST_LIFE, (id,)).get
+    return revision if isinstance(revision, int) else 0
 
 
-def create(
-    connection: apsw.Connection,
-    id: str,
-    *,
-    position: int,
-    opener: int,
-    meta: bytes | None,
-    now: float,
-) -> Head:
-    """Make the session `id`, its head at `position` of a branch that `set_branch` names next."""
-    last_life = connection.execute(LAST_LIFE, (id,)).get
-    revision = last_life + 1 if isinstance(last_life, int) else 1
-    connection.execute(CREATE, (id, revision, position, opener, revision, meta, now, now))
-    return Head(connection.last_insert_rowid(), revision, 0, position, True, opener, None)
-
-
-def set_branch(connection: apsw.Connection, session: int, branch: int) -> None:
-    """Name the first branch of a session just made."""
-    connection.execute(SET_BRANCH, (branch, session))
+def add(connection: apsw.Connection, id: str, born: int, meta: bytes | None, now: float) -> int:
+    """Make the session `id`, whose first revision is `born`; return its key."""
+    connection.execute(ADD, (id, born, now, meta))
+    return connection.last_insert_rowid()
 
 
 def set_meta(connection: apsw.Connection, session: int, meta: bytes) -> None:
@@ -120,14 +43,14 @@ def set_meta(connection: apsw.Connection, session: int, meta: bytes) -> None:
     connection.execute(SET_META, (meta, session))
 
 
-def bury(connection: apsw.Connection, session: int, now: float) -> None:
-    """Make the session a tombstone, its revision raised by one."""
-    connection.execute(BURY, (now, session))
+def bury(connection: apsw.Connection, session: int, revision: int) -> None:
+    """Make the session a tombstone that keeps `revision`."""
+    connection.execute(BURY, (revision, session))
 
 
-def forget_history(connection: apsw.Connection, session: int) -> None:
-    """Let nothing go back before the revision that the session is at."""
-    connection.execute(FORGET_HISTORY, (session,))
+def forget_history(connection: apsw.Connection, session: int, revision: int) -> None:
+    """Let nothing go back before `revision`."""
+    connection.execute(FORGET_HISTORY, (revision, session))
 
 
 def born(connection: apsw.Connection, session: int) -> int:
@@ -140,27 +63,3 @@ def born(connection: apsw.Connection, session: int) -> int:
 def is_alive(connection: apsw.Connection, session: int) -> bool:
     """Return False if the session is a tombstone."""
     return connection.execute(IS_ALIVE, (session,)).get is not None
-
-
-def info(connection: apsw.Connection, id: str) -> SessionInfo | None:
-    """Return what is known of the living session `id`."""
-    for row in connection.execute(INFO, (id,)):
-        return _info(*row)
-    return None
-
-
-def listed(connection: apsw.Connection, after: str, limit: int) -> Iterator[SessionInfo]:
-    """Yield at most `limit` living sessions whose ids come after `after`, ordered by id."""
-    for row in connection.execute(LIST, (after, limit)):
-        yield _info(*row)
-
-
-def _info(
-    id: str,
-    revision: int,
-    position: int,
-    meta: bytes | None,
-    created_at: float,
-    updated_at: float,
-) -> SessionInfo:
-    return SessionInfo(id, revision, position, decode_object(meta), created_at, updated_at)

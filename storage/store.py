@@ -18,13 +18,14 @@ import apsw
 import trio
 
 from . import reads
-from .connect import Synchronous, create, inspect, open_reader, open_writer, translated
+from .beside import beside
+from .connect import Synchronous, close, create, inspect, open_reader, open_writer, translated
 from .errors import Rejected
 from .offload import Offload, in_thread
 from .readers import Readers
 from .records import Move, SessionInfo, StoredMessage, Transcript
 from .schema import define_guard, migrate
-from .writer import Operation, Writer, WriterStatistics
+from .writer import Writer, WriterStatistics
 
 __all__ = ["Store", "open_store"]
 
@@ -37,19 +38,15 @@ class Store:
 
     def __init__(self, path: Path, writer: Writer, readers: Readers) -> None:
         self.path = path
+        self.submit = writer.submit
+        """Hand a change to the writer; see `Writer.submit`."""
+        self.withdraw = writer.withdraw
+        """Take a change back if it has not started; see `Writer.withdraw`."""
         self._writer = writer
         self._readers = readers
 
     def __repr__(self) -> str:
         return f"<Store {str(self.path)!r}: {self._writer!r}, {self._readers!r}>"
-
-    def submit(self, operation: Operation) -> None:
-        """Hand a change to the writer; see `Writer.submit`. Raises `Closed`."""
-        self._writer.submit(operation)
-
-    def withdraw(self, operation: Operation) -> bool:
-        """Take a change back if it has not started; return whether that was so."""
-        return self._writer.withdraw(operation)
 
     async def transcript(
         self,
@@ -145,19 +142,15 @@ async def open_store(
             try:
                 _bring_up_to_date(connection, monotonic, chance)
             finally:
-                connection.close()
+                close(connection)
 
     await offload(prepare, trio.CapacityLimiter(1))
     name = str(place)
     writer = Writer(connect, name=name, offload=offload, monotonic=monotonic, random=chance)
     readers = Readers(lambda: open_reader(place, vfs=vfs), name=name, size=READERS, offload=offload)
     try:
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(writer.run)
-            try:
-                yield Store(place, writer, readers)
-            finally:
-                writer.close()
+        async with beside(writer.run, writer.close):
+            yield Store(place, writer, readers)
     finally:
         readers.close()
 

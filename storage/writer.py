@@ -31,7 +31,7 @@ import trio
 from attrs import frozen
 
 from . import batches
-from .connect import storage_error
+from .connect import close, storage_error
 from .errors import Closed, StorageError, StorageFailed
 from .offload import Offload
 
@@ -123,7 +123,7 @@ class Writer:
         self._work = trio.Event()
         self._closed = False
         self._batch = 0
-        self._batch_taken: list[Operation] = []
+        self._unsettled: list[Operation] = []
         self._doubtful: list[Operation] = []
         self._commits = 0
         self._operations = 0
@@ -155,8 +155,10 @@ class Writer:
             raise Closed("store", self._name)
         operation.deadline = self._monotonic() + PATIENCE_S
         with self._lock:
+            idle = not self._waiting
             self._waiting.append(operation)
-        self._work.set()
+        if idle:
+            self._work.set()
 
     def withdraw(self, operation: Operation) -> bool:
         """Take `operation` back if it has not started; return whether that was so.
@@ -183,14 +185,16 @@ class Writer:
                         self._work = trio.Event()
                         await self._work.wait()
                         continue
-                    for operation in await self._offload(self._cycle, self._limiter):
-                        operation.settle()
+                    ended = await self._offload(self._cycle, self._limiter)
+                    self._unsettled = ended[::-1]
+                    while self._unsettled:
+                        self._unsettled.pop().settle()
                 await self._offload(self._disconnect, self._limiter)
         except BaseException as bug:  # of ours; nobody may be left waiting for ever
             self._closed = True
-            for operation in self._batch_taken + self._take(len(self._waiting)):
-                if operation.error is None and not operation.landed:
-                    operation.error = StorageFailed("writing", f"a bug: {bug!r}", unknown=True)
+            for operation in self._unsettled + self._take(len(self._waiting)):
+                operation.error = StorageFailed("writing", f"a bug: {bug!r}", unknown=True)
+                with suppress(Exception):  # another one must not keep the rest waiting
                     operation.settle()
             raise
 
@@ -210,7 +214,7 @@ class Writer:
             return self._fail(self._take(len(self._waiting)), error)
         if ended is not None:
             return ended
-        batch = self._batch_taken = self._take(MAX_BATCH)
+        batch = self._unsettled = self._take(MAX_BATCH)
         if self._transact(connection, batch):
             return batch
         for operation in batch:
@@ -396,7 +400,7 @@ class Writer:
         except apsw.Error:
             pass  # the mark of a writer that is gone means nothing
         finally:
-            connection.close()
+            close(connection)
 
 
 def _meant(error: Exception, *, unknown: bool = False) -> Exception:

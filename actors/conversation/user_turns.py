@@ -37,7 +37,7 @@ def last_user_turn(
     messages: Sequence[Message],
     format: CarrierFormat,
     *,
-    hidden: Callable[[Message], bool] = lambda message: False,
+    hidden: Callable[[Message], bool] = lambda _: False,
 ) -> int | None:
     """Find where the last user turn begins in a plain list, as gateways hold one.
 

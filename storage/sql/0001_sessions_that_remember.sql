@@ -3,20 +3,25 @@
 CREATE TABLE sessions (
     key        INTEGER PRIMARY KEY AUTOINCREMENT,
     id         TEXT    NOT NULL,
+    born       INTEGER NOT NULL,   -- the first revision that restore can go back to
+    buried     INTEGER,            -- a tombstone keeps the last revision: a later life starts above it
+    created_at REAL    NOT NULL,
+    meta       BLOB
+) STRICT;
+CREATE UNIQUE INDEX sessions_alive ON sessions (id) WHERE buried IS NULL;
+CREATE INDEX sessions_dead ON sessions (id) WHERE buried IS NOT NULL;
+
+-- Apart from the sessions, for every append writes a head, and a meta may be large.
+CREATE TABLE heads (
+    session    INTEGER PRIMARY KEY,
     revision   INTEGER NOT NULL,
     branch     INTEGER NOT NULL,   -- the head: this branch ...
     position   INTEGER NOT NULL,   -- ... up to this position
     at_tip     INTEGER NOT NULL,   -- 1: the next append extends the branch; 0: it starts a new one
     opener     INTEGER NOT NULL,   -- position of the message that opened the head's turn, or 0
     redo       INTEGER,            -- revision of the undo that a redo takes back
-    born       INTEGER NOT NULL,   -- the first revision that restore can go back to
-    meta       BLOB,
-    deleted_at REAL,               -- a tombstone keeps the revision: a later life starts above it
-    created_at REAL    NOT NULL,
     updated_at REAL    NOT NULL
 ) STRICT;
-CREATE UNIQUE INDEX sessions_alive ON sessions (id) WHERE deleted_at IS NULL;
-CREATE INDEX sessions_dead ON sessions (id) WHERE deleted_at IS NOT NULL;
 
 CREATE TABLE branches (
     id              INTEGER PRIMARY KEY AUTOINCREMENT,

@@ -1,0 +1,73 @@
+"""The movable pointer that a session is: compare and set.
+
+A head is compared whole and every change raises its revision, so one that was remembered
+either still holds or is noticed to be stale by the very statement that uses it.
+"""
+
+from __future__ import annotations
+
+import apsw
+
+from .records import Head
+
+__all__ = ["bury", "forget_redo", "get", "place", "swap"]
+
+GET = """
+SELECT session, revision, branch, position, at_tip, opener, redo FROM heads WHERE session = ?
+"""
+PLACE = """
+INSERT INTO heads (session, revision, branch, position, at_tip, opener, redo, updated_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+"""
+SWAP = """
+UPDATE heads
+SET revision = ?, branch = ?, position = ?, at_tip = ?, opener = ?, redo = ?, updated_at = ?
+WHERE session = ? AND revision = ? AND branch = ? AND position = ?
+"""
+BURY = "UPDATE heads SET revision = ?, position = 0, opener = 0, redo = NULL WHERE session = ?"
+FORGET_REDO = "UPDATE heads SET redo = NULL WHERE session = ?"
+
+
+def get(connection: apsw.Connection, session: int) -> Head:
+    """Return the head of a session that exists."""
+    row = connection.execute(GET, (session,)).get
+    assert isinstance(row, tuple), f"session {session} has no head"
+    key, revision, branch, position, at_tip, opener, redo = row
+    return Head(key, revision, branch, position, at_tip == 1, opener, redo)
+
+
+def place(connection: apsw.Connection, head: Head, now: float) -> None:
+    """Set the first head of a session just made."""
+    connection.execute(PLACE, (*head, now))
+
+
+def swap(connection: apsw.Connection, before: Head, after: Head, now: float) -> bool:
+    """Set the head to `after` if it still is `before`; return whether it was."""
+    session, revision, branch, position, at_tip, opener, redo = after
+    connection.execute(
+        SWAP,
+        (
+            revision,
+            branch,
+            position,
+            at_tip,
+            opener,
+            redo,
+            now,
+            session,
+            before.revision,
+            before.branch,
+            before.position,
+        ),
+    )
+    return connection.changes() == 1
+
+
+def bury(connection: apsw.Connection, session: int, revision: int) -> None:
+    """Set the last revision of a session that ends, so that no remembered head holds."""
+    connection.execute(BURY, (revision, session))
+
+
+def forget_redo(connection: apsw.Connection, session: int) -> None:
+    """Leave nothing to redo; the revision stays."""
+    connection.execute(FORGET_REDO, (session,))
