@@ -25,7 +25,8 @@ from ..storage import (
 from .conversation import CarrierFormat
 from .errors import NotRetryable
 from .session import Session
-from .sessions import Health, Sessions, Statistics, open_sessions
+from .sessions import Sessions, open_sessions
+from .statistics import Health, Statistics
 
 __all__ = [
     "Appended",

@@ -8,19 +8,26 @@ is there, and gets it. That is the whole of "`Cancelled` means not written".
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Generic, Protocol, TypeAlias, TypeVar
+from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import trio
 
 from ..storage import Connection, Head, Kept, Operation, StorageError
 from .messages import Message
 
-if TYPE_CHECKING:
-    from .actor import SessionActor
-
-__all__ = ["AnyAsk", "Ask", "Asker"]
+__all__ = ["AnyAsk", "Ask", "Asker", "Owner"]
 
 T = TypeVar("T")
+
+
+class Owner(Protocol):
+    """The actor that an ask was delivered to."""
+
+    def settled(self, ask: AnyAsk) -> None:
+        """What became of `ask` is final."""
+
+    def withdraw(self, ask: AnyAsk) -> bool:
+        """Take `ask` back if nothing has been started for it; return whether that was so."""
 
 
 class Asker(Protocol):
@@ -70,7 +77,7 @@ class Ask(Operation, Generic[T]):
         self.life = None if asker is None else asker.life
         self.head = None
         self.abandoned = False
-        self.actor: SessionActor | None = None
+        self.actor: Owner | None = None
         self.before: AnyAsk | None = None
         self._answered = False
         self._task: trio.lowlevel.Task | None = None

@@ -16,7 +16,6 @@ from itertools import count
 from typing import TypeVar
 
 import trio
-from attrs import frozen
 
 from ..storage import (
     DEFAULT_MAX_MESSAGE_BYTES,
@@ -40,51 +39,11 @@ from .pending import number_of
 from .recovery import Recovery
 from .registry import Registry
 from .session import MAX_ID_LENGTH, Limits, Session, check_number
+from .statistics import Health, Statistics
 
 T = TypeVar("T")
 
-__all__ = ["Health", "Sessions", "Statistics", "open_sessions"]
-
-
-@frozen
-class Statistics:
-    """What a store is doing and has done."""
-
-    resident: int
-    """Actors in memory."""
-    busy: int
-    """Of those, the ones with something under way or waiting."""
-    mailboxes: int
-    """Messages accepted and not yet taken, in all mailboxes."""
-    deepest_mailbox: int
-    in_line: int
-    """Messages that wait for room in a full mailbox."""
-    pending: int
-    """Messages kept in memory because storage has not taken them yet."""
-    failures: int
-    """Actors that failed and were built again. Each is a bug."""
-    commits: int
-    operations: int
-    """Changes in those commits."""
-    mean_batch: float
-    """Changes in a commit."""
-    largest_batch: int
-    wal_bytes: int
-    """Size of SQLite's write-ahead log. It grows while somebody holds a read transaction open."""
-
-
-@frozen
-class Health:
-    """Whether what is said is also written."""
-
-    ok: bool
-    """False while storage fails, or something is pending."""
-    pending: int
-    """Messages in memory that are not on disk yet."""
-    failing_s: float | None
-    """For how many seconds storage has been failing; None if the last commit went well."""
-    cause: str | None
-    """What storage said last, without any message's content."""
+__all__ = ["Sessions", "open_sessions"]
 
 
 class Sessions:

@@ -1,21 +1,9 @@
 """Turnkeeper's storage: transcripts in SQLite, one writer, nothing lost. Knows no actors."""
 
+from .appends import append, drain, extend
+from .asked import Asked, Changed, Kept, TakenBack
 from .beside import beside
-from .changes import (
-    Asked,
-    Changed,
-    Kept,
-    TakenBack,
-    append,
-    drain,
-    extend,
-    fork,
-    redo,
-    restore,
-    rewind,
-    rewrite,
-    set_meta,
-)
+from .changes import fork, redo, restore, rewind, rewrite, set_meta
 from .codec import (
     DEFAULT_MAX_MESSAGE_BYTES,
     MAX_DEPTH,
@@ -40,6 +28,7 @@ from .errors import (
 )
 from .messages import Draft
 from .offload import Offload, in_thread, inline
+from .operation import Operation
 from .places import Place
 from .records import (
     Appended,
@@ -60,7 +49,7 @@ from .records import (
 )
 from .removal import delete, purge
 from .store import Store, open_store
-from .writer import Operation, WriterStatistics
+from .writer import WriterStatistics
 
 __all__ = [
     "DEFAULT_MAX_MESSAGE_BYTES",

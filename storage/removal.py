@@ -14,9 +14,10 @@ from contextlib import contextmanager
 import apsw
 
 from . import branches, heads, messages, moves, sessions
-from .changes import Asked, Changed, arrive
+from .asked import Asked, Changed
 from .records import Deleted, Purged
 from .schema import define_guard
+from .steps import arrive
 
 __all__ = ["delete", "purge"]
 

@@ -1,0 +1,124 @@
+"""Appending: the change that nearly every operation is, as the body of one transaction.
+
+The head that the caller remembers is tried in the statement that moves it. Only where it is
+stale, or unknown, or something is pending, is it read first. Like every change these may be
+run again from the beginning.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import apsw
+
+from . import branches, heads, messages
+from .asked import Asked, Changed
+from .codec import same_message
+from .errors import Rejected
+from .messages import Draft
+from .records import Appended, Head
+from .steps import arrive, check_at, create, swap, write
+
+__all__ = ["append", "drain", "extend"]
+
+
+def append(connection: apsw.Connection, asked: Asked, draft: Draft) -> Changed[Appended]:
+    """Append one message; as `extend`."""
+    quick = _append_at_known_head(connection, asked, draft)
+    if quick is not None:
+        return quick
+    receipts, head = extend(connection, asked, (draft,))
+    return Changed(receipts[0], head)
+
+
+def extend(
+    connection: apsw.Connection, asked: Asked, drafts: Sequence[Draft]
+) -> Changed[tuple[Appended, ...]]:
+    """Append `drafts`, one revision for all, and return a receipt for each.
+
+    A draft whose key the session has seen is not stored again; its receipt is the first one.
+    Keys are looked at before `at`, so that a redelivery is answered whatever happened since.
+    Raises `Closed`, `Conflict`, and `Rejected` for a key that came with other content before.
+    """
+    head = arrive(connection, asked, check=False)
+    receipts: dict[int, Appended] = {}
+    first: dict[str, int] = {}
+    fresh: list[int] = []
+    for index, draft in enumerate(drafts):
+        earlier = None if head is None else _duplicate(connection, head, draft)
+        if earlier is not None:
+            receipts[index] = earlier
+        elif draft.key is None or draft.key not in first:
+            fresh.append(index)
+            if draft.key is not None:
+                first[draft.key] = index
+        elif not same_message(draft, drafts[first[draft.key]]):
+            raise _other_content()
+    if fresh:
+        check_at(asked, head)
+        before = create(connection, asked) if head is None else head
+        head = before._replace(revision=before.revision + 1, redo=None)
+        new = [drafts[index] for index in fresh]
+        head, written = write(connection, head, new, asked.append_id, asked.now)
+        swap(connection, before, head, asked.now)
+        receipts.update(zip(fresh, written, strict=True))
+    for index, draft in enumerate(drafts):
+        if index not in receipts:  # its twin stands before it in the batch
+            assert draft.key is not None
+            receipts[index] = receipts[first[draft.key]]._replace(duplicate=True)
+    return Changed(tuple(receipts[index] for index in range(len(drafts))), head)
+
+
+def _append_at_known_head(
+    connection: apsw.Connection, asked: Asked, draft: Draft
+) -> Changed[Appended] | None:
+    """Append one message at the remembered head; None, and nothing was done, if that is stale.
+
+    The way of nearly every append, so it is written out: two statements, three with a key. The
+    head moves before the row is written, so a stale one is noticed before it does harm.
+    """
+    known = asked.known
+    if known is None or not known.at_tip or asked.pending:
+        return None
+    session, revision, branch, position, _, opener, _ = known
+    if (asked.at is not None and asked.at != revision) or (
+        asked.life is not None and asked.life != session
+    ):
+        return None
+    if draft.key is not None and messages.by_key(connection, session, draft.key) is not None:
+        return None
+    revision += 1
+    position += 1
+    if draft.opens_turn:
+        opener = position
+    after = Head(session, revision, branch, position, True, opener, None)
+    if not heads.swap(connection, known, after, asked.now):
+        return None
+    id = messages.insert(
+        connection, draft, session, branch, position, revision, opener, asked.append_id, asked.now
+    )
+    return Changed(Appended(id, position, revision, False, True), after)
+
+
+def drain(connection: apsw.Connection, asked: Asked) -> Changed[None]:
+    """Write what is pending and nothing else."""
+    return Changed(None, arrive(connection, asked))
+
+
+def _duplicate(connection: apsw.Connection, head: Head, draft: Draft) -> Appended | None:
+    """Return the first receipt of the draft's key, or None if the session never saw the key."""
+    if draft.key is None:
+        return None
+    row = messages.by_key(connection, head.session, draft.key)
+    if row is None:
+        return None
+    if not same_message(row.columns, draft):
+        raise _other_content()
+    live = row.position <= head.position and row.branch == branches.locate(
+        connection, head.branch, row.position
+    )
+    return Appended(row.id, row.position, row.revision, True, live)
+
+
+def _other_content() -> Rejected:
+    return Rejected("key", "came with other content before; a key names one message")

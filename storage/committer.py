@@ -1,0 +1,265 @@
+"""Group commit, the worker thread's half: many operations, one COMMIT. Knows no table but its mark.
+
+One that fails takes nobody along: what it wrote, if anything, is rolled back alone. The
+transaction is begun before the operations are taken, so one that waits for a busy file can
+still be withdrawn. Busy is waited out here with a jitter of under a millisecond: SQLite's own
+back-off let some of four writers wait for seconds.
+
+Two things can go wrong with a whole batch. SQLite gives up the transaction on a full disk or
+an I/O error: then the operations are run again, each in a transaction of its own, so that only
+those fail that must. And a COMMIT that fails may have been done all the same: the connection is
+opened anew, and the batch's mark, written in its own transaction, tells the truth.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import suppress
+from random import Random
+
+import apsw
+
+from . import batches
+from .connect import close, storage_error
+from .errors import StorageError
+from .operation import Operation, Waiting
+
+__all__ = ["PATIENCE_S", "Committer"]
+
+PATIENCE_S = 10.0
+"""How long an operation waits for a busy file, and a commit of unknown outcome for an answer."""
+
+JITTER_S = 0.001
+"""Longest pause between two attempts on a busy file."""
+
+MAX_BATCH = 1_000
+"""Operations in one transaction. A guess: longer ones gain little and make everybody wait."""
+
+
+class Committer:
+    """Owns the writing connection. Everything here runs in one thread at a time."""
+
+    def __init__(
+        self,
+        connect: Callable[[], apsw.Connection],
+        waiting: Waiting,
+        *,
+        monotonic: Callable[[], float],
+        random: Random,
+        pause: Callable[[float], None],
+    ) -> None:
+        self._connect = connect
+        self._waiting = waiting
+        self._monotonic = monotonic
+        self._random = random
+        self._pause = pause
+        self._id = random.getrandbits(62)
+        self._connection: apsw.Connection | None = None
+        self._batch = 0
+        self._doubtful: list[Operation] = []
+        self.under_way: list[Operation] = []
+        """The operations taken and not returned yet."""
+        self.commits = 0
+        self.operations = 0
+        self.largest_batch = 0
+        self.failing_since: float | None = None
+        self.failure: StorageError | None = None
+
+    def cycle(self) -> list[Operation]:
+        """Begin, take what waits, commit; return the operations whose outcome is final."""
+        try:
+            connection = self._connected()
+            ended = self._begin(connection)
+        except (apsw.Error, StorageError) as error:
+            return self._fail(self._waiting.take(), error)
+        if ended is not None:
+            return ended
+        batch = self.under_way = self._waiting.take(MAX_BATCH)
+        if not self._transact(connection, batch):
+            for operation in batch:
+                if operation.error is None:
+                    self._run_alone(operation)
+        self.under_way = []
+        return batch
+
+    def _begin(self, connection: apsw.Connection) -> list[Operation] | None:
+        """Begin a transaction; or return the operations that have waited too long for it."""
+        while True:
+            try:
+                connection.execute("BEGIN IMMEDIATE")
+                return None
+            except apsw.BusyError as error:
+                late = self._waiting.take_late(self._monotonic())
+                if late or not self._waiting:
+                    return self._fail(late, error)
+            self._pause(self._random.uniform(0, JITTER_S))
+
+    def _transact(self, connection: apsw.Connection, batch: list[Operation]) -> bool:
+        """Run `batch` in the transaction that is open and commit it.
+
+        Returns False if the transaction was lost: then nothing was written, and those without
+        an error have still to be run.
+        """
+        before = connection.total_changes()
+        try:
+            connection.execute("SAVEPOINT batch")
+            if not self._run_all(connection, batch, savepoints=False):
+                if not connection.in_transaction:
+                    return False
+                connection.execute("ROLLBACK TO batch")
+                if not self._run_all(connection, batch, savepoints=True):
+                    return False
+            if connection.total_changes() == before:
+                connection.execute("ROLLBACK")  # all were refused, or found nothing to do
+                return True
+            self._batch += 1
+            batches.mark(connection, self._id, self._batch)
+            connection.execute("COMMIT")
+        except apsw.Error as error:
+            return self._find_out(batch, error)
+        self._note_success(batch)
+        return True
+
+    def _run_all(
+        self, connection: apsw.Connection, batch: list[Operation], *, savepoints: bool
+    ) -> bool:
+        """Run what has no error yet; return False if the transaction cannot be committed so.
+
+        An operation that is refused has hardly ever written anything by then, so the first
+        attempt does without savepoints (a fifth of an append's time, measured), and only where
+        one did write is the whole batch run again with them.
+        """
+        for operation in batch:
+            if operation.error is not None:
+                continue
+            if savepoints:
+                connection.execute("SAVEPOINT operation")
+            before = connection.total_changes()
+            try:
+                operation.value = operation.run(connection)
+            except Exception as error:
+                self._fail([operation], error)
+                if not connection.in_transaction:
+                    return False
+                if savepoints:
+                    connection.execute("ROLLBACK TO operation")
+                elif connection.total_changes() != before:
+                    return False
+            if savepoints:
+                connection.execute("RELEASE operation")
+        return True
+
+    def _run_alone(self, operation: Operation) -> None:
+        """Run one operation of a lost batch again, in a transaction of its own."""
+        try:
+            connection = self._connected()
+            while True:
+                try:
+                    connection.execute("BEGIN IMMEDIATE")
+                    break
+                except apsw.BusyError:
+                    if self._monotonic() >= operation.deadline:
+                        raise
+                self._pause(self._random.uniform(0, JITTER_S))
+        except (apsw.Error, StorageError) as error:
+            self._fail([operation], error)
+            return
+        self._transact(connection, [operation])
+
+    def _find_out(self, batch: list[Operation], error: apsw.Error) -> bool:
+        """Open the file anew and see whether the last commit was done; as `_transact` returns.
+
+        If the file does not come back in time, the operations fail with an unknown outcome;
+        the mark is looked at when it does, and `landed` then tells.
+        """
+        give_up = self._monotonic() + PATIENCE_S
+        self._doubtful = [operation for operation in batch if operation.error is None]
+        doubtful = self._doubtful
+        self.disconnect(forget=False)
+        while True:
+            try:
+                self._connected()
+            except (apsw.Error, StorageError):
+                if self._monotonic() >= give_up:
+                    self._fail(doubtful, error, unknown=True)
+                    return True
+                self._pause(0.01)
+            else:
+                break
+        if doubtful and doubtful[0].landed:
+            self._note_success(batch)
+            return True
+        if len(batch) == 1:
+            self._fail(batch, error)
+        return False
+
+    def _note_success(self, batch: list[Operation]) -> None:
+        done = 0
+        for operation in batch:
+            if operation.error is None:
+                operation.landed = True
+                done += 1
+        self.commits += 1
+        self.operations += done
+        self.largest_batch = max(self.largest_batch, done)
+        self.failing_since = self.failure = None
+        if any(operation.scrub for operation in batch):
+            self._scrub()
+
+    def _note_failure(self, error: Exception) -> None:
+        if isinstance(error, StorageError):
+            self.failure = error
+            if self.failing_since is None:
+                self.failing_since = self._monotonic()
+
+    def _fail(
+        self, operations: list[Operation], error: Exception, *, unknown: bool = False
+    ) -> list[Operation]:
+        for operation in operations:
+            operation.value = None
+            operation.error = _meant(error, unknown=unknown)
+            self._note_failure(operation.error)
+        return operations
+
+    def _connected(self) -> apsw.Connection:
+        if self._connection is None:
+            connection = self._connect()
+            if self._doubtful:
+                landed = batches.last(connection, self._id) == self._batch
+                for operation in self._doubtful:
+                    operation.landed = landed
+                self._doubtful = []
+            self._connection = connection
+        return self._connection
+
+    def _scrub(self) -> None:
+        """Empty the log, which still holds what was removed, unless somebody reads from it."""
+        with suppress(apsw.BusyError):  # then the next checkpoint that finds no reader does it
+            self._connected().wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+
+    def disconnect(self, *, forget: bool = True) -> None:
+        connection, self._connection = self._connection, None
+        if connection is None:
+            return
+        try:
+            if forget:
+                batches.forget(connection, self._id)
+        except apsw.Error:
+            pass  # the mark of a writer that is gone means nothing
+        finally:
+            close(connection)
+
+
+def _meant(error: Exception, *, unknown: bool = False) -> Exception:
+    """Return what `error` means to a caller; each caller gets an object of its own."""
+    if isinstance(error, StorageError):
+        meant: StorageError | None = type(error)(error.doing, error.detail, unknown=unknown)
+    elif isinstance(error, apsw.Error):
+        meant = storage_error(error, "writing")
+    else:
+        meant = None
+    if meant is None:
+        return error
+    meant.unknown = unknown
+    meant.__cause__ = error
+    return meant
