@@ -8,6 +8,9 @@ channel for each actor every message woke three.
 Its state is a cached head, which is a hint that every transaction checks, and what is pending.
 An actor that was dropped or has failed is built again without a head and reads it in its next
 transaction; an actor with something pending is never dropped.
+
+What changes that state is protected from KeyboardInterrupt: trio then raises it at a checkpoint
+of the main task, and not between two lines of an actor.
 """
 
 from __future__ import annotations
@@ -87,6 +90,7 @@ class SessionActor:
         """True while what is pending may be on its way to the disk."""
         return bool(self.pending) and any(ask.started for ask in self._under_way)
 
+    @trio.lowlevel.enable_ki_protection
     def deliver(self, ask: AnyAsk) -> None:
         """Accept `ask`; it is answered once, after all that was accepted before it."""
         ask.actor = self
@@ -95,6 +99,7 @@ class SessionActor:
         else:  # idle: nothing waits
             self._hand_over(ask, None)
 
+    @trio.lowlevel.enable_ki_protection
     def withdraw(self, ask: AnyAsk) -> bool:
         """Take `ask` back if nothing has been started for it; return whether that was so."""
         if self.mailbox.remove(ask):
@@ -106,6 +111,7 @@ class SessionActor:
         self._step()
         return True
 
+    @trio.lowlevel.enable_ki_protection
     def settled(self, ask: AnyAsk) -> None:
         """Take note of what became of `ask`, answer it, and go on with the next."""
         self._under_way.remove(ask)
@@ -142,6 +148,7 @@ class SessionActor:
         while self.busy:
             await self.settled_once()
 
+    @trio.lowlevel.enable_ki_protection
     def succeed(self, failed: SessionActor) -> None:
         """Take over what waits for an actor that has failed and what it had pending; go on."""
         self.pending = failed.pending
@@ -151,11 +158,13 @@ class SessionActor:
             self.mailbox.put(ask)
         self._step()
 
+    @trio.lowlevel.enable_ki_protection
     def send_away(self) -> None:
         """Answer with `Rejected` whoever stands in line: the store is closing."""
         for ask in self.mailbox.send_away():
             _reject(ask)
 
+    @trio.lowlevel.enable_ki_protection
     def dismiss(self) -> None:
         """Answer with `Rejected` all that has not started: the time for it is over."""
         for ask in self.mailbox.empty():

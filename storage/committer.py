@@ -75,10 +75,9 @@ class Committer:
         if ended is not None:
             return ended
         batch = self.under_way = self._waiting.take(MAX_BATCH)
-        if not self._transact(connection, batch):
+        if not self._transact(connection, batch) and len(batch) > 1:
             for operation in batch:
-                if operation.error is None:
-                    self._run_alone(operation)
+                self._run_alone(operation)
         self.under_way = []
         return batch
 
@@ -97,8 +96,9 @@ class Committer:
     def _transact(self, connection: apsw.Connection, batch: list[Operation]) -> bool:
         """Run `batch` in the transaction that is open and commit it.
 
-        Returns False if the transaction was lost: then nothing was written, and those without
-        an error have still to be run.
+        Returns False if the transaction was lost: then nothing was written, and the operations
+        are to be run again, also those that were refused, for it was by what others had written.
+        A batch of one is not, its error is final.
         """
         before = connection.total_changes()
         try:
@@ -123,15 +123,14 @@ class Committer:
     def _run_all(
         self, connection: apsw.Connection, batch: list[Operation], *, savepoints: bool
     ) -> bool:
-        """Run what has no error yet; return False if the transaction cannot be committed so.
+        """Run all, each for itself; return False if the transaction cannot be committed so.
 
         An operation that is refused has hardly ever written anything by then, so the first
         attempt does without savepoints (a fifth of an append's time, measured), and only where
         one did write is the whole batch run again with them.
         """
         for operation in batch:
-            if operation.error is not None:
-                continue
+            operation.error = None
             if savepoints:
                 connection.execute("SAVEPOINT operation")
             before = connection.total_changes()
@@ -238,16 +237,14 @@ class Committer:
             self._connected().wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
 
     def disconnect(self, *, forget: bool = True) -> None:
+        """Close the connection; `forget` removes this writer's mark first, if that can be done."""
         connection, self._connection = self._connection, None
         if connection is None:
             return
-        try:
-            if forget:
+        if forget:
+            with suppress(apsw.Error):  # the mark of a writer that is gone means nothing
                 batches.forget(connection, self._id)
-        except apsw.Error:
-            pass  # the mark of a writer that is gone means nothing
-        finally:
-            close(connection)
+        close(connection)
 
 
 def _meant(error: Exception, *, unknown: bool = False) -> Exception:

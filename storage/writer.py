@@ -86,6 +86,7 @@ class Writer:
             committer.failure,
         )
 
+    @trio.lowlevel.enable_ki_protection
     def submit(self, operation: Operation) -> None:
         """Hand `operation` over; operations run in the order in which they were handed over.
 
@@ -97,6 +98,7 @@ class Writer:
         if self._waiting.put(operation):
             self._work.set()
 
+    @trio.lowlevel.enable_ki_protection
     def withdraw(self, operation: Operation) -> bool:
         """Take `operation` back if it has not started; return whether that was so.
 
@@ -104,6 +106,7 @@ class Writer:
         """
         return self._waiting.withdraw(operation)
 
+    @trio.lowlevel.enable_ki_protection
     async def run(self) -> None:
         """Commit what is handed over until `close` was called and all that was there has ended.
 
