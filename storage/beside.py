@@ -28,19 +28,32 @@ async def beside(
     task cancels the block and is raised, in a group: it is a bug.
     """
     raised: BaseException | None = None
+    done = trio.Event()
+    # Shielded, or a cancellation from outside would come out of the task and take the place of
+    # `raised`; the block ends with a cancellation, and the task then with the block.
+    scope = trio.CancelScope(shield=True)
+
+    async def watched() -> None:
+        try:
+            with scope:
+                await task()
+        finally:
+            done.set()
+
     async with trio.open_nursery() as nursery:
-        nursery.start_soon(task)
+        nursery.start_soon(watched)
         try:
             yield
         except BaseException as error:
             raised = error
-        if farewell is not None:
-            with trio.CancelScope(shield=True):
+        with trio.CancelScope(shield=True):
+            if farewell is not None:
                 await farewell()
-        if end is None:
-            nursery.cancel_scope.cancel()
-        else:
-            end()
+            if end is None:
+                scope.cancel()
+            else:
+                end()
+            await done.wait()
     if raised is not None:
         try:
             raise raised
