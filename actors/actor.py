@@ -19,6 +19,7 @@ from collections.abc import Callable
 
 import trio
 from attrs import evolve, frozen
+from trio_util import RepeatedEvent
 
 from ..storage import Head, Kept, Rejected, StorageError, Store, TurnkeeperError
 from .ask import AnyAsk
@@ -72,7 +73,7 @@ class SessionActor:
         self._life: int | None = None
         self._under_way: list[AnyAsk] = []
         self._bug: Exception | None = None
-        self._ended: trio.Event | None = None
+        self._ended: RepeatedEvent | None = None
 
     def __repr__(self) -> str:
         return (
@@ -139,8 +140,8 @@ class SessionActor:
 
     async def settled_once(self) -> None:
         """Return when something under way has ended. Leaves nothing behind when cancelled."""
-        if self._ended is None:
-            self._ended = trio.Event()
+        if self._ended is None:  # made only where somebody waits: there are thousands of actors
+            self._ended = RepeatedEvent()
         await self._ended.wait()
 
     async def quiet(self) -> None:
@@ -179,7 +180,6 @@ class SessionActor:
         """Something has come, or has ended: hand over what is next, if nothing is under way."""
         if self._ended is not None:
             self._ended.set()
-            self._ended = None
         while self.mailbox and not self._under_way and self._bug is None:
             before: AnyAsk | None = None
             for ask in self._next():

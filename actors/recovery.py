@@ -12,6 +12,7 @@ from contextlib import suppress
 from random import Random
 
 import trio
+from trio_util import AsyncBool
 
 from ..storage import StorageError
 from .actor import SessionActor
@@ -32,7 +33,7 @@ class Recovery:
         self._resident = resident
         self._random = random
         self._ids: dict[str, None] = {}
-        self._something = trio.Event()
+        self._something = AsyncBool()
 
     def __repr__(self) -> str:
         return f"<Recovery: {len(self._ids)} sessions>"
@@ -40,12 +41,12 @@ class Recovery:
     def remember(self, actor: SessionActor) -> None:
         """Note that `actor` has something pending."""
         self._ids[actor.id] = None
-        self._something.set()
+        self._something.value = True
 
     async def run(self) -> None:
         """Try for ever. A cancellation withdraws the tries that have not started."""
         while True:
-            await self._something.wait()
+            await self._something.wait_value(True)
             pause_s = FIRST_PAUSE_S
             while True:
                 await trio.sleep(pause_s * self._random.uniform(0.5, 1))
@@ -54,7 +55,7 @@ class Recovery:
                     break
                 shrunk = len(self._ids) < before
                 pause_s = FIRST_PAUSE_S if shrunk else min(2 * pause_s, LONGEST_PAUSE_S)
-            self._something = trio.Event()
+            self._something.value = False
 
     async def try_all(self) -> int:
         """Try every session once; return in how many something is pending still.
