@@ -99,6 +99,8 @@ class SessionActor:
             self.mailbox.put(ask)
         else:  # idle: nothing waits
             self._hand_over(ask, None)
+            if self._bug is not None:
+                self._step()
 
     @trio.lowlevel.enable_ki_protection
     def withdraw(self, ask: AnyAsk) -> bool:

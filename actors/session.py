@@ -60,6 +60,10 @@ MAX_KEY_LENGTH = 1_000
 """Characters. Guesses: no platform's ids come near, and an index entry stays small."""
 
 
+MAX_INTEGER = 2**63 - 1
+"""What SQLite can hold."""
+
+
 @frozen
 class Limits:
     """What a session checks before it asks its actor."""
@@ -261,6 +265,8 @@ class Session:
         self, message: JSONObject, field: str, key: str | None = None, hidden: bool = False
     ) -> Draft:
         columns = encode_message(message, max_bytes=self._limits.max_message_bytes, field=field)
+        if not isinstance(hidden, bool):
+            raise Rejected("hidden", f"must be true or false, not {type(hidden).__name__}")
         if key is not None:
             check_text(key, "key", max_length=MAX_KEY_LENGTH)
         opens = opens_turn(message, hidden=hidden, format=self._limits.carriers)
@@ -279,8 +285,8 @@ class Session:
 
 
 def check_number(value: object, field: str, *, least: int) -> None:
-    """Raise `Rejected` unless `value` is an integer of at least `least`."""
+    """Raise `Rejected` unless `value` is an integer from `least` to `MAX_INTEGER`."""
     if not isinstance(value, int) or isinstance(value, bool):
         raise Rejected(field, f"must be an integer, not {type(value).__name__}")
-    if value < least:
-        raise Rejected(field, f"must be at least {least}, not {value}")
+    if not least <= value <= MAX_INTEGER:
+        raise Rejected(field, f"must be at least {least} and fit 64 bits")

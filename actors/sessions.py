@@ -80,6 +80,8 @@ class Sessions:
         For the next page give the last id of this one. Raises `StorageError`, `Closed`.
         """
         check_number(limit, "limit", least=1)
+        if after:
+            check_text(after, "after", max_length=MAX_ID_LENGTH)
         return await self._store.sessions(after=after, limit=limit)
 
     async def delete(self, id: str) -> Deleted | None:
