@@ -56,7 +56,6 @@ class SessionActor:
         "_ended",
         "_head",
         "_house",
-        "_life",
         "_under_way",
         "id",
         "mailbox",
@@ -70,7 +69,6 @@ class SessionActor:
         """Appends that storage has not taken yet, in order. Replaced, never changed."""
         self._house = house
         self._head: Head | None = None
-        self._life: int | None = None
         self._under_way: list[AnyAsk] = []
         self._bug: Exception | None = None
         self._ended: RepeatedEvent | None = None
@@ -128,9 +126,7 @@ class SessionActor:
     def _learn(self, ask: AnyAsk) -> None:
         error = ask.error
         if error is None:
-            head = self._head = ask.head
-            if head is not None:
-                self._life = head.session
+            self._head = ask.head
             if ask.pending:
                 self.pending = ()
         else:
@@ -155,7 +151,6 @@ class SessionActor:
     def succeed(self, failed: SessionActor) -> None:
         """Take over what waits for an actor that has failed and what it had pending; go on."""
         self.pending = failed.pending
-        self._life = failed._life
         for ask in failed.mailbox.empty():
             ask.actor = self
             self.mailbox.put(ask)
@@ -238,7 +233,7 @@ class SessionActor:
         if not isinstance(message, (Append, Extend)) or ask.abandoned or ask.at is not None:
             return
         attempt = ask if error.unknown else None
-        more = Kept(message.drafts, ask.append_id, ask.now, self._life, attempt)
+        more = Kept(message.drafts, ask.append_id, ask.now, ask.life, attempt)
         try:
             pending = keep(self.pending, more, self._house.max_pending)
         except Rejected as refusal:

@@ -38,15 +38,23 @@ def keep(pending: tuple[Kept, ...], more: Kept, most: int) -> tuple[Kept, ...] |
 
 
 def with_pending(
-    transcript: Transcript, pending: tuple[Kept, ...], *, last: int | None, hidden: bool
+    transcript: Transcript,
+    pending: tuple[Kept, ...],
+    *,
+    last: int | None,
+    after: int,
+    hidden: bool,
 ) -> Transcript:
-    """Return `transcript` with what is pending behind it, cut to the `last` newest."""
+    """Return `transcript` with what is pending behind it, as `Session.transcript` was asked."""
     messages = list(transcript.messages)
     position = transcript.position
+    there = {message.append_id for message in messages}
     for kept in pending:
+        if kept.attempt is not None and kept.append_id in there:
+            continue  # the commit that seemed to fail was done
         for draft in kept.drafts:
             position += 1
-            if draft.hidden and not hidden:
+            if position <= after or (draft.hidden and not hidden):
                 continue
             messages.append(
                 StoredMessage(

@@ -14,7 +14,6 @@ from random import Random
 import trio
 from trio_util import AsyncBool
 
-from ..storage import StorageError
 from .actor import SessionActor
 from .ask import Ask
 from .messages import Drain
@@ -77,5 +76,7 @@ class Recovery:
 async def _try(actor: SessionActor) -> None:
     ask = Ask(Drain())
     actor.deliver(ask)
-    with suppress(StorageError):  # still pending; `health` says so, and the next round tries again
+    # Whatever it is, it is pending still; `health` says so, and the next round tries again. A
+    # failing actor has been logged and built again by then.
+    with suppress(Exception):
         await ask.answer()

@@ -78,6 +78,12 @@ class Registry:
         actor = self._actors[failed.id] = self._make(failed.id)
         actor.succeed(failed)
 
+    async def quiet(self) -> None:
+        """Return when no actor has anything under way or waiting, one built again meanwhile too."""
+        while busy := [actor for actor in self if actor.busy]:
+            for actor in busy:
+                await actor.quiet()
+
     def close(self) -> None:
         """Wake nobody any more."""
         self._closed = True

@@ -21,7 +21,7 @@ is pending.
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterable, Sequence
+from collections.abc import Coroutine, Iterable
 from typing import Literal, TypeVar
 
 from attrs import frozen
@@ -45,23 +45,20 @@ from ..storage import (
     encode_object,
 )
 from .ask import Ask
+from .checks import check_number, listed
 from .conversation import CarrierFormat, opens_turn
 from .messages import Append, Extend, Fork, Message, Redo, Restore, Rewind, Rewrite, SetMeta
 from .pending import with_pending
 from .registry import Registry
 from .taking import for_retry, for_undo
 
-__all__ = ["MAX_ID_LENGTH", "MAX_KEY_LENGTH", "Limits", "Session", "check_number"]
+__all__ = ["MAX_ID_LENGTH", "MAX_KEY_LENGTH", "Limits", "Session"]
 
 T = TypeVar("T")
 
 MAX_ID_LENGTH = 1_000
 MAX_KEY_LENGTH = 1_000
 """Characters. Guesses: no platform's ids come near, and an index entry stays small."""
-
-
-MAX_INTEGER = 2**63 - 1
-"""What SQLite can hold."""
 
 
 @frozen
@@ -112,7 +109,7 @@ class Session:
         self,
         messages: Iterable[JSONObject],
         *,
-        keys: Sequence[str | None] | None = None,
+        keys: Iterable[str | None] | None = None,
         at: int | None = None,
     ) -> tuple[Appended, ...]:
         """Append several messages, all or none, under one revision; a receipt for each.
@@ -120,12 +117,14 @@ class Session:
         `keys`, as many as there are messages, are as for `append`; of those, only the messages
         whose keys are new are stored.
         """
-        listed = list(messages)
-        if keys is not None and len(keys) != len(listed):
-            raise Rejected("keys", f"must be as many as there are messages, {len(listed)}")
+        bodies = listed(messages, "messages")
+        if keys is not None:
+            keys = listed(keys, "keys")
+            if len(keys) != len(bodies):
+                raise Rejected("keys", f"must be as many as there are messages, {len(bodies)}")
         drafts = tuple(
             self._draft(message, f"messages[{index}]", keys[index] if keys is not None else None)
-            for index, message in enumerate(listed)
+            for index, message in enumerate(bodies)
         )
         if not drafts:
             return ()
@@ -176,7 +175,8 @@ class Session:
         if reason not in kinds:
             raise Rejected("reason", f"must be one of {kinds}")
         drafts = tuple(
-            self._draft(message, f"messages[{index}]") for index, message in enumerate(messages)
+            self._draft(message, f"messages[{index}]")
+            for index, message in enumerate(listed(messages, "messages"))
         )
         return await self._ask(Rewrite(drafts, reason), at)
 
@@ -247,7 +247,7 @@ class Session:
                     actor.settled_once()
                 )  # what is pending may or may not have been in what we read
             elif actor.pending is pending and self._registry.resident(self.id) is actor:
-                return with_pending(transcript, pending, last=last, hidden=hidden)
+                return with_pending(transcript, pending, last=last, after=after, hidden=hidden)
 
     async def all_messages(self) -> list[StoredMessage]:
         """Return every message that this session ever had, with its state, as they were written.
@@ -282,11 +282,3 @@ class Session:
         ask = Ask(message, at, self)
         self._registry.wake(self.id).deliver(ask)
         return ask.answer()
-
-
-def check_number(value: object, field: str, *, least: int) -> None:
-    """Raise `Rejected` unless `value` is an integer from `least` to `MAX_INTEGER`."""
-    if not isinstance(value, int) or isinstance(value, bool):
-        raise Rejected(field, f"must be an integer, not {type(value).__name__}")
-    if not least <= value <= MAX_INTEGER:
-        raise Rejected(field, f"must be at least {least} and fit 64 bits")

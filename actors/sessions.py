@@ -22,6 +22,7 @@ from ..storage import (
     Deleted,
     Offload,
     Purged,
+    Rejected,
     SessionInfo,
     StorageFailed,
     Store,
@@ -33,12 +34,13 @@ from ..storage import (
 )
 from .actor import House, SessionActor
 from .ask import Ask
+from .checks import check_number
 from .conversation import CarrierFormat
 from .messages import Delete, Purge
 from .pending import number_of
 from .recovery import Recovery
 from .registry import Registry
-from .session import MAX_ID_LENGTH, Limits, Session, check_number
+from .session import MAX_ID_LENGTH, Limits, Session
 from .statistics import Health, Statistics
 
 T = TypeVar("T")
@@ -80,7 +82,7 @@ class Sessions:
         For the next page give the last id of this one. Raises `StorageError`, `Closed`.
         """
         check_number(limit, "limit", least=1)
-        if after:
+        if after != "":
             check_text(after, "after", max_length=MAX_ID_LENGTH)
         return await self._store.sessions(after=after, limit=limit)
 
@@ -148,12 +150,10 @@ class Sessions:
         for actor in self._registry:
             actor.send_away()
         with trio.move_on_after(grace_s):
-            for actor in self._registry:
-                await actor.quiet()
+            await self._registry.quiet()
         for actor in self._registry:
             actor.dismiss()
-        for actor in self._registry:
-            await actor.quiet()
+        await self._registry.quiet()
         await self._recovery.try_all()
 
 
@@ -205,6 +205,14 @@ async def open_sessions(
     process holds the file. What is pending is tried once more; if storage still does not take
     it, `StorageFailed` is raised, for it is then lost.
     """
+    _check_options(
+        synchronous=synchronous,
+        max_message_bytes=max_message_bytes,
+        mailbox_size=mailbox_size,
+        max_resident=max_resident,
+        max_pending=max_pending,
+        grace_s=grace_s,
+    )
     chance = random_module.Random() if random is None else random
     async with open_store(
         path,
@@ -232,8 +240,25 @@ async def open_sessions(
         )
         limits = Limits(max_message_bytes, CarrierFormat() if carriers is None else carriers)
         sessions = Sessions(store, registry, limits, recovery, monotonic)
-        async with beside(recovery.run, farewell=partial(sessions._shut_down, grace_s)):
-            yield sessions
-        lost = sum(number_of(actor.pending) for actor in registry)
-        if lost:
+        try:
+            async with beside(recovery.run, farewell=partial(sessions._shut_down, grace_s)):
+                yield sessions
+        except BaseException as error:
+            if lost := sessions.health().pending:
+                error.add_note(f"{lost} messages that were kept could not be written")
+            raise
+        if lost := sessions.health().pending:
             raise StorageFailed("closing", f"{lost} messages that were kept could not be written")
+
+
+def _check_options(
+    *, synchronous: object, grace_s: float, max_pending: int, **at_least_one: int
+) -> None:
+    """Raise `Rejected` for an option that cannot work; later it would only hang or fail oddly."""
+    if synchronous not in ("full", "normal"):
+        raise Rejected("synchronous", 'must be "full" or "normal"')
+    if not grace_s >= 0:  # nor NaN
+        raise Rejected("grace_s", "must be a number of seconds, at least 0")
+    check_number(max_pending, "max_pending", least=0)
+    for name, value in at_least_one.items():
+        check_number(value, name, least=1)

@@ -17,7 +17,7 @@ from .codec import same_message
 from .errors import Rejected
 from .messages import Draft
 from .records import Appended, Head
-from .steps import arrive, check_at, create, swap, write
+from .steps import arrive, check_at, create, meet, swap, write, write_pending
 
 __all__ = ["append", "drain", "extend"]
 
@@ -40,7 +40,8 @@ def extend(
     Keys are looked at before `at`, so that a redelivery is answered whatever happened since.
     Raises `Closed`, `Conflict`, and `Rejected` for a key that came with other content before.
     """
-    head = arrive(connection, asked, check=False)
+    found = meet(connection, asked)
+    head = write_pending(connection, asked, found)
     receipts: dict[int, Appended] = {}
     first: dict[str, int] = {}
     fresh: list[int] = []
@@ -55,7 +56,7 @@ def extend(
         elif not same_message(draft, drafts[first[draft.key]]):
             raise _other_content()
     if fresh:
-        check_at(asked, head)
+        check_at(asked, found)
         before = create(connection, asked) if head is None else head
         head = before._replace(revision=before.revision + 1, redo=None)
         new = [drafts[index] for index in fresh]

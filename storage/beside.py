@@ -47,13 +47,15 @@ async def beside(
         except BaseException as error:
             raised = error
         with trio.CancelScope(shield=True):
-            if farewell is not None:
-                await farewell()
-            if end is None:
-                scope.cancel()
-            else:
-                end()
-            await done.wait()
+            try:
+                if farewell is not None:
+                    await farewell()
+            finally:
+                if end is None:
+                    scope.cancel()
+                else:
+                    end()
+                await done.wait()
     if raised is not None:
         try:
             raise raised

@@ -18,6 +18,7 @@ __all__ = [
     "Branch",
     "add",
     "child_starts",
+    "find",
     "first_of",
     "get",
     "locate",
@@ -49,11 +50,17 @@ def add(connection: apsw.Connection, session: int, parent: int | None, position:
     return connection.last_insert_rowid()
 
 
+def find(connection: apsw.Connection, branch: int) -> Branch | None:
+    """Return the branch of this number; None if it was removed."""
+    row = connection.execute(GET, (branch,)).get
+    return Branch(*row) if isinstance(row, tuple) else None
+
+
 def get(connection: apsw.Connection, branch: int) -> Branch:
     """Return the branch of this number, which must exist."""
-    row = connection.execute(GET, (branch,)).get
-    assert isinstance(row, tuple), f"branch {branch} is missing"
-    return Branch(*row)
+    found = find(connection, branch)
+    assert found is not None, f"branch {branch} is missing"
+    return found
 
 
 def locate(connection: apsw.Connection, branch: int, position: int) -> int:

@@ -118,9 +118,9 @@ def restore(connection: apsw.Connection, asked: Asked, revision: int) -> Changed
         last = head.revision if head is not None else 0
         raise Rejected("revision", f"{revision} does not exist; there are {first} to {last}")
     place = _head_after(connection, head, revision)
-    if place == (head.branch, head.position):
-        return Changed(Moved(head.position, head.revision), head)
     after = head_at(connection, head, place)
+    if after[2:4] == (branches.locate(connection, *head[2:4]), head.position):
+        return Changed(Moved(head.position, head.revision), head)
     move(connection, "restore", head, after, asked.now)
     return Changed(Moved(after.position, after.revision), after)
 

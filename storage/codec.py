@@ -77,10 +77,10 @@ def encode_message(
     if not isinstance(message, (dict, Mapping)):  # dict first: asking an ABC takes far longer
         raise Rejected(field, f"must be a JSON object, not {type(message).__name__}")
     role = message.get("role")
-    if role not in USUAL_ROLES:
+    if not isinstance(role, str) or role not in USUAL_ROLES:
         if "role" not in message:
             raise Rejected(f"{field}.role", "is missing")
-        check_text(role, f"{field}.role", max_length=MAX_ROLE_LENGTH)
+        role = check_text(role, f"{field}.role", max_length=MAX_ROLE_LENGTH)
     content = message.get("content", ABSENT)
     stored: Column
     if (
@@ -101,7 +101,8 @@ def encode_message(
     size = _size(stored) + _size(extra)
     if size > max_bytes:
         raise Rejected(field, f"is {size:,} bytes encoded; the limit is {max_bytes:,}")
-    return Columns(str(role), stored, extra)
+    # Not str(role): that of an Enum with strings is the name of its member.
+    return Columns(str.__str__(role), stored, extra)
 
 
 def decode_message(role: str, content: Column, extra: Column) -> dict[str, object]:
@@ -180,7 +181,12 @@ def check_text(value: object, field: str, *, max_length: int) -> str:
 
 def _canonical(message: Encoded) -> str:
     decoded = decode_message(message.role, message.content, message.extra)
-    return json.dumps(decoded, sort_keys=True)
+    return json.dumps(decoded, ensure_ascii=False, sort_keys=True)
+
+
+def _shown(key: str) -> str:
+    """Return `key` as an error may show it: a plain name, for anything else may be content."""
+    return key if key.isidentifier() and key.isascii() and len(key) <= 40 else "…"
 
 
 def _is_utf8(text: str) -> bool:
@@ -232,6 +238,6 @@ def _check(value: object, path: str, depth: int) -> None:
             for key, item in value.items():
                 if not isinstance(key, str):
                     raise Rejected(path, f"has a key that is not a string ({type(key).__name__})")
-                _check(item, f"{path}.{key}", depth + 1)
+                _check(item, f"{path}.{_shown(key)}", depth + 1)
     else:
         raise Rejected(path, f"is a {type(value).__name__}, which JSON cannot hold")

@@ -21,7 +21,7 @@ import apsw
 
 from . import batches
 from .connect import close, storage_error
-from .errors import StorageError
+from .errors import StorageBusy, StorageError
 from .operation import Operation, Waiting
 
 __all__ = ["PATIENCE_S", "Committer"]
@@ -34,6 +34,8 @@ JITTER_S = 0.001
 
 MAX_BATCH = 1_000
 """Operations in one transaction. A guess: longer ones gain little and make everybody wait."""
+
+BUSY = StorageBusy("writing", "another process held the file for the whole time limit")
 
 
 class Committer:
@@ -68,12 +70,11 @@ class Committer:
     def cycle(self) -> list[Operation]:
         """Begin, take what waits, commit; return the operations whose outcome is final."""
         try:
-            connection = self._connected()
-            ended = self._begin(connection)
+            connection = self._begin()
         except (apsw.Error, StorageError) as error:
             return self._fail(self._waiting.take(), error)
-        if ended is not None:
-            return ended
+        if connection is None:
+            return self._fail(self._waiting.take_late(self._monotonic()), BUSY)
         batch = self.under_way = self._waiting.take(MAX_BATCH)
         if not self._transact(connection, batch) and len(batch) > 1:
             for operation in batch:
@@ -81,16 +82,17 @@ class Committer:
         self.under_way = []
         return batch
 
-    def _begin(self, connection: apsw.Connection) -> list[Operation] | None:
-        """Begin a transaction; or return the operations that have waited too long for it."""
+    def _begin(self) -> apsw.Connection | None:
+        """Begin a transaction; None as soon as nobody waits for it, or somebody has for too long."""
         while True:
             try:
+                connection = self._connected()
                 connection.execute("BEGIN IMMEDIATE")
-                return None
-            except apsw.BusyError as error:
-                late = self._waiting.take_late(self._monotonic())
-                if late or not self._waiting:
-                    return self._fail(late, error)
+            except (apsw.BusyError, StorageBusy):
+                if not self._waiting or self._waiting.anybody_late(self._monotonic()):
+                    return None
+            else:
+                return connection
             self._pause(self._random.uniform(0, JITTER_S))
 
     def _transact(self, connection: apsw.Connection, batch: list[Operation]) -> bool:
@@ -100,6 +102,7 @@ class Committer:
         are to be run again, also those that were refused, for it was by what others had written.
         A batch of one is not, its error is final.
         """
+        self._batch += 1  # first, or an early error would find the mark of the batch before
         before = connection.total_changes()
         try:
             connection.execute("SAVEPOINT batch")
@@ -112,7 +115,6 @@ class Committer:
             if connection.total_changes() == before:
                 connection.execute("ROLLBACK")  # all were refused, or found nothing to do
                 return True
-            self._batch += 1
             batches.mark(connection, self._id, self._batch)
             connection.execute("COMMIT")
         except apsw.Error as error:
@@ -150,19 +152,19 @@ class Committer:
 
     def _run_alone(self, operation: Operation) -> None:
         """Run one operation of a lost batch again, in a transaction of its own."""
-        try:
-            connection = self._connected()
-            while True:
-                try:
-                    connection.execute("BEGIN IMMEDIATE")
-                    break
-                except apsw.BusyError:
-                    if self._monotonic() >= operation.deadline:
-                        raise
-                self._pause(self._random.uniform(0, JITTER_S))
-        except (apsw.Error, StorageError) as error:
-            self._fail([operation], error)
-            return
+        while True:
+            try:
+                connection = self._connected()
+                connection.execute("BEGIN IMMEDIATE")
+                break
+            except (apsw.BusyError, StorageBusy) as error:
+                if self._monotonic() >= operation.deadline:
+                    self._fail([operation], error)
+                    return
+            except (apsw.Error, StorageError) as error:
+                self._fail([operation], error)
+                return
+            self._pause(self._random.uniform(0, JITTER_S))
         self._transact(connection, [operation])
 
     def _find_out(self, batch: list[Operation], error: apsw.Error) -> bool:
@@ -233,7 +235,8 @@ class Committer:
 
     def _scrub(self) -> None:
         """Empty the log, which still holds what was removed, unless somebody reads from it."""
-        with suppress(apsw.BusyError):  # then the next checkpoint that finds no reader does it
+        # If it cannot be done, because somebody reads or the disk says no, the next one does it.
+        with suppress(apsw.Error):
             self._connected().wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
 
     def disconnect(self, *, forget: bool = True) -> None:

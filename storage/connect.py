@@ -29,6 +29,7 @@ __all__ = [
     "inspect",
     "open_reader",
     "open_writer",
+    "opening",
     "storage_error",
     "translated",
 ]
@@ -42,6 +43,9 @@ APPLICATION_ID_OFFSET = 68  # https://www.sqlite.org/fileformat.html, section 1.
 CACHE_KIB = 32 * 1024
 """Page cache of the writing connection. Measured with 1,000 sessions of 100 messages: SQLite's
 2 MiB made appends up to a third slower, for the indexes' leaves no longer fit."""
+
+PATIENCE_MS = 10_000
+"""How long opening and reading wait for a file that somebody holds."""
 
 Connection: TypeAlias = apsw.Connection
 
@@ -85,6 +89,17 @@ def translated(doing: str) -> Iterator[None]:
         raise StorageFailed(doing, error.strerror or str(error)) from error
 
 
+@contextmanager
+def opening(path: Path) -> Iterator[None]:
+    """As `translated`, about opening `path`, where SQL that fails means a file that is damaged."""
+    doing = f"opening {str(path)!r}"
+    try:
+        with translated(doing):
+            yield
+    except apsw.SQLError as error:
+        raise StorageDamaged(doing, str(error)) from error
+
+
 def inspect(path: Path) -> bool:
     """Return True if a store is at `path`, False if nothing is.
 
@@ -97,7 +112,7 @@ def inspect(path: Path) -> bool:
     if not folder.is_dir():
         raise StorageFailed(doing, f"there is no folder {str(folder)!r}")
     if not path.exists():
-        if not os.access(folder, os.W_OK | os.X_OK):
+        if not _may(folder, os.W_OK | os.X_OK):
             raise StorageFailed(doing, "its folder is read-only, and the file does not exist")
         return False
     if path.is_dir():
@@ -111,11 +126,16 @@ def inspect(path: Path) -> bool:
     found = int.from_bytes(header[APPLICATION_ID_OFFSET : APPLICATION_ID_OFFSET + 4], "big")
     if found != APPLICATION_ID:
         raise StorageDamaged(doing, "it is an SQLite database of another program")
-    if not os.access(path, os.R_OK | os.W_OK):
+    if not _may(path, os.R_OK | os.W_OK):
         raise StorageFailed(doing, "the file is read-only")
-    if not os.access(folder, os.W_OK | os.X_OK):
+    if not _may(folder, os.W_OK | os.X_OK):
         raise StorageFailed(doing, "its folder is read-only, and SQLite keeps its log beside it")
     return True
+
+
+def _may(path: Path, mode: int) -> bool:
+    """Return whether the user that this process acts as may do so."""
+    return os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)
 
 
 def create(path: Path, fill: Callable[[apsw.Connection], None]) -> None:
@@ -146,11 +166,13 @@ def create(path: Path, fill: Callable[[apsw.Connection], None]) -> None:
 
 def open_writer(path: Path, *, synchronous: Synchronous, vfs: str | None) -> apsw.Connection:
     """Return a connection that may write; the file must exist. Raises `StorageError`."""
-    with translated(f"opening {str(path)!r}"):
+    with opening(path):
         connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE, vfs=vfs)
-        _house_rules(connection, synchronous)
-        connection.pragma("cache_size", -CACHE_KIB)
-        connection.pragma("secure_delete", True)
+        with _closed_on_error(connection):
+            _house_rules(connection, synchronous)
+            connection.pragma("cache_size", -CACHE_KIB)
+            connection.pragma("secure_delete", True)
+            connection.set_busy_timeout(0)  # from here on the committer waits, in its own way
     return connection
 
 
@@ -159,9 +181,20 @@ def open_reader(path: Path, *, vfs: str | None) -> apsw.Connection:
     with translated(f"opening {str(path)!r}"):
         # Not SQLITE_OPEN_READONLY: such a connection cannot recover the log after a crash.
         connection = apsw.Connection(str(path), flags=apsw.SQLITE_OPEN_READWRITE, vfs=vfs)
-        _house_rules(connection, "full")
-        connection.pragma("query_only", True)
+        with _closed_on_error(connection):
+            _house_rules(connection, "full")
+            connection.pragma("query_only", True)
     return connection
+
+
+@contextmanager
+def _closed_on_error(connection: Connection) -> Iterator[None]:
+    """Close `connection` if it cannot be set up: an error that is kept would keep it open."""
+    try:
+        yield
+    except BaseException:
+        close(connection)
+        raise
 
 
 def close(connection: Connection) -> None:
@@ -171,7 +204,8 @@ def close(connection: Connection) -> None:
 
 
 def _house_rules(connection: apsw.Connection, synchronous: Synchronous) -> None:
-    connection.set_busy_timeout(0)  # the writer waits in its own way; readers of a WAL do not wait
+    # A reader of a log waits only while somebody opens, recovers or closes the file, shortly.
+    connection.set_busy_timeout(PATIENCE_MS)
     connection.pragma("synchronous", synchronous)
     connection.pragma("recursive_triggers", True)  # the guard against a replacing INSERT
     connection.pragma("trusted_schema", False)

@@ -10,7 +10,7 @@ import apsw
 
 from .records import Head
 
-__all__ = ["bury", "forget_redo", "get", "place", "swap"]
+__all__ = ["bury", "get", "place", "swap"]
 
 GET = """
 SELECT session, revision, branch, position, at_tip, opener, redo FROM heads WHERE session = ?
@@ -25,7 +25,6 @@ SET revision = ?, branch = ?, position = ?, at_tip = ?, opener = ?, redo = ?, up
 WHERE session = ? AND revision = ? AND branch = ? AND position = ?
 """
 BURY = "UPDATE heads SET revision = ?, position = 0, opener = 0, redo = NULL WHERE session = ?"
-FORGET_REDO = "UPDATE heads SET redo = NULL WHERE session = ?"
 
 
 def get(connection: apsw.Connection, session: int) -> Head:
@@ -66,8 +65,3 @@ def swap(connection: apsw.Connection, before: Head, after: Head, now: float) -> 
 def bury(connection: apsw.Connection, session: int, revision: int) -> None:
     """Set the last revision of a session that ends, so that no remembered head holds."""
     connection.execute(BURY, (revision, session))
-
-
-def forget_redo(connection: apsw.Connection, session: int) -> None:
-    """Leave nothing to redo; the revision stays."""
-    connection.execute(FORGET_REDO, (session,))

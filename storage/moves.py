@@ -19,6 +19,7 @@ __all__ = [
     "all_of",
     "first_after",
     "last_until",
+    "places_on",
     "record",
     "remove_all",
     "taken",
@@ -47,6 +48,10 @@ SELECT revision, kind, from_position, to_position, at FROM moves WHERE session =
 TAKEN = """
 SELECT kind, from_branch, from_position, to_branch, to_position
 FROM moves WHERE session = ? ORDER BY revision
+"""
+PLACES_ON = """
+SELECT from_position FROM moves WHERE session = ?1 AND from_branch = ?2
+UNION SELECT to_position FROM moves WHERE session = ?1 AND to_branch = ?2
 """
 REMOVE_ALL = "DELETE FROM moves WHERE session = ?"
 
@@ -122,6 +127,11 @@ def taken(connection: apsw.Connection, session: int) -> list[Taken]:
         Taken(STATE_AFTER[kind], Place(*row[:2]), Place(*row[2:]))
         for kind, *row in connection.execute(TAKEN, (session,))
     ]
+
+
+def places_on(connection: apsw.Connection, session: int, branch: int) -> list[int]:
+    """Return the positions of `branch` where a head of `session` has been, before or after a move."""
+    return [position for (position,) in connection.execute(PLACES_ON, (session, branch))]
 
 
 def remove_all(connection: apsw.Connection, session: int) -> None:

@@ -75,6 +75,11 @@ class Waiting:
                 operation.started = True
         return taken
 
+    def anybody_late(self, now: float) -> bool:
+        """Return True if some operation's deadline has come."""
+        with self._lock:
+            return any(operation.deadline <= now for operation in self._operations)
+
     def take_late(self, now: float) -> list[Operation]:
         """Take the operations whose deadline has come; they have started, and failed."""
         with self._lock:

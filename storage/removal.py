@@ -1,9 +1,10 @@
 """Delete and purge: the only two that remove rows.
 
-A row goes when nobody can reach it any more: not the live transcript of a session that is
-kept, and no branch that starts behind it. Branches are looked at newest first, so a child is
-always settled before its parent. The guard triggers let deletions through only in here, and
-`secure_delete` on the writing connection overwrites what goes.
+A row goes when nobody can reach it any more. Its session reaches the places where its head
+stands and where its history of moves has been; a branch that starts behind it reaches it for
+whoever owns that branch. Branches are looked at newest first, so a child is always settled
+before its parent. The guard triggers let deletions through only in here, and `secure_delete`
+on the writing connection overwrites what goes.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ import apsw
 
 from . import branches, heads, messages, moves, sessions
 from .asked import Asked, Changed
-from .records import Deleted, Purged
+from .records import Deleted, Head, Purged
 from .schema import define_guard
-from .steps import arrive
+from .steps import arrive, swap
 
 __all__ = ["delete", "purge"]
 
@@ -33,12 +34,9 @@ def delete(connection: apsw.Connection, asked: Asked) -> Changed[Deleted | None]
     head = heads.get(connection, key)
     last = head.revision + 1
     with _removing(connection):
-        moves.remove_all(connection, head.session)
-        removed = 0
-        for branch in branches.of_session(connection, head.session):
-            removed += _trim(connection, branch, None)
         sessions.bury(connection, head.session, last)
         heads.bury(connection, head.session, last)
+        removed = _retire(connection, head.session)
     return Changed(Deleted(removed, last), None)
 
 
@@ -47,37 +45,53 @@ def purge(connection: apsw.Connection, asked: Asked) -> Changed[Purged]:
     head = arrive(connection, asked)
     if head is None:
         return Changed(Purged(0), None)
-    kept = {
-        part.branch: part.last for part in branches.path(connection, head.branch, head.position)
-    }
-    kept.setdefault(head.branch, head.position)
     with _removing(connection):
-        moves.remove_all(connection, head.session)
-        removed = 0
-        for branch in branches.of_session(connection, head.session):
-            removed += _trim(connection, branch, kept.get(branch))
+        after = _at_home(connection, head)._replace(redo=None)
+        swap(connection, head, after, asked.now)
+        removed = _retire(connection, head.session)
         sessions.forget_history(connection, head.session, head.revision)
-        heads.forget_redo(connection, head.session)
-        after = head._replace(redo=None)
         moves.record(connection, "purge", after, after, asked.now)
     return Changed(Purged(removed), after)
 
 
-def _trim(connection: apsw.Connection, branch: int, keep: int | None) -> int:
-    """Remove what `branch` holds after `keep` and after the last start of a child.
+def _at_home(connection: apsw.Connection, head: Head) -> Head:
+    """Return `head` at the same place, on a branch of its own session.
 
-    None keeps nothing: a branch without children then goes whole, and with it what it alone
-    kept alive of sessions that were deleted before. Returns how many messages were removed.
+    A fork that went back before its start stands on a branch of its source. Only a branch of
+    its own keeps the source from removing what it stands on.
     """
-    starts = branches.child_starts(connection, branch)
-    removed = messages.remove_after(connection, branch, max([keep or 0, *starts]))
-    if keep is None and not starts:
-        parent = branches.get(connection, branch).parent
+    if branches.get(connection, head.branch).session == head.session:
+        return head
+    branch = branches.add(connection, head.session, head.branch, head.position)
+    return head._replace(branch=branch, at_tip=True)
+
+
+def _retire(connection: apsw.Connection, session: int) -> int:
+    """Forget the moves of `session`, and remove what nobody reaches then; return how much."""
+    moves.remove_all(connection, session)
+    return sum(_trim(connection, branch) for branch in branches.of_session(connection, session))
+
+
+def _trim(connection: apsw.Connection, branch: int) -> int:
+    """Remove what `branch` holds and nobody reaches; return how many messages that were.
+
+    A branch that is not reached at all goes whole, and its parent is looked at next, whoever
+    owns it, for the branch may have been what kept some of it.
+    """
+    found = branches.find(connection, branch)
+    if found is None:
+        return 0  # gone already, with a child
+    reached = branches.child_starts(connection, branch)
+    if sessions.is_alive(connection, found.session):
+        head = heads.get(connection, found.session)
+        if head.branch == branch:
+            reached.append(head.position)
+        reached += moves.places_on(connection, found.session, branch)
+    removed = messages.remove_after(connection, branch, max(reached, default=0))
+    if not reached:
         branches.remove(connection, branch)
-        if parent is not None:
-            owner = branches.get(connection, parent).session
-            if not sessions.is_alive(connection, owner):
-                removed += _trim(connection, parent, None)
+        if found.parent is not None:
+            removed += _trim(connection, found.parent)
     return removed
 
 

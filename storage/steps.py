@@ -23,25 +23,40 @@ __all__ = [
     "check_at",
     "create",
     "head_at",
+    "meet",
     "move",
     "opener_at",
     "swap",
     "write",
+    "write_pending",
 ]
 
 
-def arrive(connection: apsw.Connection, asked: Asked, *, check: bool = True) -> Head | None:
+def arrive(connection: apsw.Connection, asked: Asked) -> Head | None:
     """Return the head with all that is pending written; None if there is no such session yet.
 
-    Raises `Closed` if the session that the caller means was deleted, and, if `check`,
-    `Conflict` if it is not at the revision that the caller decided on.
+    Raises `Closed` if the session that the caller means was deleted, and `Conflict` if it was
+    not at the revision that the caller decided on before that.
+    """
+    head = meet(connection, asked)
+    check_at(asked, head)
+    return write_pending(connection, asked, head)
+
+
+def meet(connection: apsw.Connection, asked: Asked) -> Head | None:
+    """Return the head as it stands; None if there is no such session yet.
+
+    Raises `Closed` if the session that the caller means was deleted.
     """
     key = sessions.key_of(connection, asked.id)
     head = None if key is None else heads.get(connection, key)
     if asked.life is not None and (head is None or head.session != asked.life):
         raise Closed("session", asked.id)
-    if check:
-        check_at(asked, head)
+    return head
+
+
+def write_pending(connection: apsw.Connection, asked: Asked, head: Head | None) -> Head | None:
+    """Write what is pending behind `head`; return the head behind that."""
     for kept in asked.pending:
         head = _append_kept(connection, asked, head, kept)
     return head

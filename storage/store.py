@@ -19,7 +19,7 @@ import trio
 
 from . import reads
 from .beside import beside
-from .connect import Synchronous, close, create, inspect, open_reader, open_writer, translated
+from .connect import Synchronous, close, create, inspect, open_reader, open_writer, opening
 from .errors import Rejected
 from .offload import Offload, in_thread
 from .readers import Readers
@@ -137,7 +137,7 @@ async def open_store(
     def prepare() -> None:
         if not inspect(place):
             create(place, migrate)
-        with translated(f"opening {str(place)!r}"):
+        with opening(place):
             connection = connect()
             try:
                 _bring_up_to_date(connection, monotonic, chance)

@@ -3,12 +3,33 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+import os
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from contextlib import asynccontextmanager, closing, contextmanager
+from pathlib import Path
+from random import Random
+from typing import TYPE_CHECKING
 
 import apsw
+import trio
+from attrs import frozen
 
-from turnkeeper.storage import StoredMessage
+from turnkeeper.actors import Session
+from turnkeeper.storage import (
+    Head,
+    Kept,
+    Offload,
+    Operation,
+    StoredMessage,
+    beside,
+    inline,
+)
+from turnkeeper.storage.connect import create
+from turnkeeper.storage.schema import migrate
+from turnkeeper.storage.writer import Writer
+
+if TYPE_CHECKING:
+    from apsw import Bindings
 
 __all__ = ["A", "Disk", "S", "T", "U", "failing_disk", "said"]
 
@@ -113,3 +134,199 @@ def failing_disk() -> Iterator[Disk]:
         yield disk
     finally:
         system.unregister()
+
+
+def tables(path: str | os.PathLike[str]) -> dict[str, list[tuple[object, ...]]]:
+    """Every row of every table, as a second connection sees it; a writer's own mark apart.
+
+    By APSW, and never by sqlite3: two copies of SQLite in one process undo each other's locks.
+    """
+    with closing(apsw.Connection(os.fspath(path))) as connection:
+        names = [
+            str(name)
+            for (name,) in connection.execute("SELECT name FROM sqlite_schema WHERE type = 'table'")
+        ]
+        return {
+            name: connection.execute(f"SELECT * FROM {name}").fetchall()
+            for name in names
+            if name != "batches"
+        }
+
+
+__all__ += ["tables"]
+
+
+class Job(Operation):
+    """An operation made from a function, for tests that drive a writer by hand."""
+
+    def __init__(self, work: Callable[[apsw.Connection], object], *, scrub: bool = False) -> None:
+        super().__init__()
+        self.work = work
+        self.scrub = scrub
+        self.runs = 0
+        self.settled = trio.Event()
+
+    def run(self, connection: apsw.Connection) -> object:
+        self.runs += 1
+        return self.work(connection)
+
+    def settle(self) -> None:
+        self.settled.set()
+
+    async def outcome(self) -> object:
+        """What became of it: its value, or its error raised."""
+        await self.settled.wait()
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+
+@frozen
+class Told:
+    """What a change is told (`storage.Asked`), with nothing special by default."""
+
+    id: str
+    append_id: int = 1
+    now: float = 0.0
+    known: Head | None = None
+    life: int | None = None
+    at: int | None = None
+    pending: tuple[Kept, ...] = ()
+
+
+__all__ += ["Job", "Told"]
+
+
+class Wire:
+    """A writer's way to its file, for tests: what it says is noted, and errors can be put in."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.said: list[str] = []
+        """Every statement, in order."""
+        self.before: dict[str, Exception] = {}
+        """Statements, by how they begin, that fail once without being done."""
+        self.after: dict[str, Exception] = {}
+        """Statements that fail once after they were done."""
+        self.open_error: Exception | None = None
+        """Raised by every opening while it is set."""
+        self.checkpoint_error: Exception | None = None
+        """Raised by every checkpoint that is asked for while it is set."""
+        self.opened = 0
+        create(path, self._fill)
+
+    @staticmethod
+    def _fill(connection: apsw.Connection) -> None:
+        migrate(connection)
+        connection.execute("CREATE TABLE notes (number INTEGER PRIMARY KEY, text TEXT)")
+
+    def connect(self) -> apsw.Connection:
+        if self.open_error is not None:
+            raise self.open_error
+        self.opened += 1
+        connection = _Tapped(str(self.path), flags=apsw.SQLITE_OPEN_READWRITE)
+        connection.wire = self
+        connection.pragma("synchronous", "off")
+        return connection
+
+    def note(self, number: int) -> Job:
+        """An operation that writes one row and returns how many there are then."""
+
+        def work(connection: apsw.Connection) -> object:
+            connection.execute("INSERT INTO notes VALUES (?, 'x')", (number,))
+            return connection.execute("SELECT count(*) FROM notes").get
+
+        return Job(work)
+
+    def notes(self) -> list[int]:
+        """The numbers that are there, in the order in which they were written."""
+        with closing(apsw.Connection(str(self.path))) as connection:
+            return [n for (n,) in connection.execute("SELECT number FROM notes ORDER BY rowid")]
+
+
+class _Tapped(apsw.Connection):
+    wire: Wire
+
+    def execute(
+        self, statements: str, bindings: Bindings | None = None, **how: object
+    ) -> apsw.Cursor:
+        wire = self.wire
+        wire.said.append(statements)
+        _raise_once(wire.before, statements)
+        cursor = super().execute(statements, bindings)
+        _raise_once(wire.after, statements)
+        return cursor
+
+    def wal_checkpoint(
+        self, dbname: str | None = None, mode: int = apsw.SQLITE_CHECKPOINT_PASSIVE
+    ) -> tuple[int, int]:
+        if self.wire.checkpoint_error is not None:
+            raise self.wire.checkpoint_error
+        return super().wal_checkpoint(dbname, mode)
+
+
+def _raise_once(errors: dict[str, Exception], statement: str) -> None:
+    for beginning in errors:
+        if statement.startswith(beginning):
+            raise errors.pop(beginning)
+
+
+class Clock:
+    """Time that passes only when somebody pauses."""
+
+    def __init__(self) -> None:
+        self.now = 1_000.0
+        self.pauses: list[float] = []
+        self.on_pause: Callable[[], None] = lambda: None
+        """Called in every pause."""
+        self.step_s: float | None = None
+        """If set, how long each pause takes, whatever was asked for."""
+
+    def __call__(self) -> float:
+        return self.now
+
+    def pause(self, seconds: float) -> None:
+        self.pauses.append(seconds)
+        self.now += seconds if self.step_s is None else self.step_s
+        self.on_pause()
+
+
+@asynccontextmanager
+async def writing(
+    wire: Wire, clock: Clock | None = None, offload: Offload = inline
+) -> AsyncIterator[Writer]:
+    """A writer at work on the wire; leaving waits until all that was handed over has ended."""
+    clock = Clock() if clock is None else clock
+    writer = Writer(
+        wire.connect,
+        name="the wire",
+        offload=offload,
+        monotonic=clock,
+        random=Random(7),
+        pause=clock.pause,
+    )
+    async with beside(writer.run, writer.close):
+        yield writer
+
+
+__all__ += ["Clock", "Wire", "writing"]
+
+
+def count(path: Path, table: str) -> int:
+    """How many rows a table has."""
+    return len(tables(path)[table])
+
+
+def states(messages: list[StoredMessage]) -> dict[object, str]:
+    """The state of each message, by what it says."""
+    return {message.body["content"]: message.state for message in messages}
+
+
+async def turns(session: Session, number: int = 3) -> None:
+    """Let a session hear so many turns, of two messages each."""
+    for n in range(1, number + 1):
+        await session.append(U(f"u{n}"))
+        await session.append(A(f"a{n}"))
+
+
+__all__ += ["count", "states", "turns"]

@@ -1,7 +1,8 @@
 """Pure rules over the messages of a conversation; nothing here waits, stores, or asks the time."""
 
+from ..errors import NotRetryable
 from .carriers import CarrierFormat, Split, split
-from .retryable import NotRetryable, retry_text
+from .retryable import retry_text
 from .shapes import Content, Message
 from .user_turns import last_user_turn, opens_turn
 

@@ -11,7 +11,7 @@ from ..errors import NotRetryable
 from .carriers import CarrierFormat, split
 from .shapes import Message, text_of
 
-__all__ = ["NotRetryable", "retry_text"]
+__all__ = ["retry_text"]
 
 
 def retry_text(message: Message, format: CarrierFormat) -> str:

@@ -72,8 +72,9 @@ CREATE TABLE batches (
 ) STRICT;
 
 -- Nothing is lost. `removal_allowed()` is a function of the store's writing connection; it is
--- true only inside delete and purge. Any other program that asks gets an error either way.
--- A replacing INSERT deletes first, so with recursive_triggers on it is refused as well.
+-- true only inside delete and purge. Another program does not have it, and gets an error.
+-- A replacing INSERT deletes first, so with recursive_triggers on, as every connection of a store
+-- has it, it is refused as well.
 CREATE TRIGGER messages_keep BEFORE DELETE ON messages WHEN NOT removal_allowed()
 BEGIN SELECT RAISE(ABORT, 'messages are never deleted, except by delete and purge'); END;
 CREATE TRIGGER messages_stay BEFORE UPDATE ON messages
@@ -86,5 +87,7 @@ CREATE TRIGGER moves_keep BEFORE DELETE ON moves WHEN NOT removal_allowed()
 BEGIN SELECT RAISE(ABORT, 'moves are never deleted, except by delete and purge'); END;
 CREATE TRIGGER moves_stay BEFORE UPDATE ON moves
 BEGIN SELECT RAISE(ABORT, 'moves never change'); END;
+CREATE TRIGGER heads_keep BEFORE DELETE ON heads
+BEGIN SELECT RAISE(ABORT, 'heads are never deleted: they only move'); END;
 CREATE TRIGGER sessions_keep BEFORE DELETE ON sessions
 BEGIN SELECT RAISE(ABORT, 'sessions are never deleted: a tombstone keeps the revision'); END;
