@@ -233,7 +233,7 @@ class SessionActor:
         if not isinstance(message, (Append, Extend)) or ask.abandoned or ask.at is not None:
             return
         attempt = ask if error.unknown else None
-        more = Kept(message.drafts, ask.append_id, ask.now, ask.life, attempt)
+        more = Kept(message.fresh(ask.found), ask.append_id, ask.now, ask.life, attempt)
         try:
             pending = keep(self.pending, more, self._house.max_pending)
         except Rejected as refusal:

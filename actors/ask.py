@@ -48,6 +48,7 @@ class Ask(Operation, Generic[T]):
         "asker",
         "at",
         "before",
+        "found",
         "head",
         "id",
         "known",
@@ -60,6 +61,8 @@ class Ask(Operation, Generic[T]):
     value: T
     head: Head | None
     """Where the session's head was after it."""
+    found: T | None
+    """The receipt of the last attempt, whatever became of its transaction."""
     # The rest of what a transaction is told, as `Asked`; set by the actor when it hands over.
     id: str
     append_id: int
@@ -76,6 +79,7 @@ class Ask(Operation, Generic[T]):
         self.asker = asker
         self.life = None if asker is None else asker.life
         self.head = None
+        self.found = None
         self.abandoned = False
         self.actor: Owner | None = None
         self.before: AnyAsk | None = None
@@ -109,17 +113,19 @@ class Ask(Operation, Generic[T]):
             self._task = None
 
     def run(self, connection: Connection) -> T:
-        self.head = None
+        self.head = self.found = None
         before = self.before
         if before is not None:
             # Handed over together: the one before has just moved the head in this transaction,
-            # or was committed, or has failed. Behind a failed one nothing is written, for that
-            # one may be kept, and what is kept comes first.
-            if isinstance(before.error, StorageError):
-                raise type(before.error)(before.error.doing, before.error.detail)
+            # or was committed, or has failed.
             self.known = before.head
-        receipt, self.head = self.message.change(connection, self)
-        return receipt
+        self.found, self.head = self.message.change(connection, self)
+        if before is not None and isinstance(before.error, StorageError):
+            # The one before may be kept, and what is kept comes first: so this one must fail as
+            # well. It was run all the same, for it may have been refused, or stored long ago.
+            self.head = None
+            raise type(before.error)(before.error.doing, before.error.detail)
+        return self.found
 
     def settle(self) -> None:
         assert self.actor is not None

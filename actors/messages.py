@@ -61,9 +61,9 @@ class Append:
 
     draft: Draft
 
-    @property
-    def drafts(self) -> tuple[Draft, ...]:
-        return (self.draft,)
+    def fresh(self, receipt: Appended | None) -> tuple[Draft, ...]:
+        """Return what was not there yet, as far as a failed attempt has found out."""
+        return () if receipt is not None and receipt.duplicate else (self.draft,)
 
     def change(self, connection: Connection, asked: Asked) -> Changed[Appended]:
         return storage.append(connection, asked, self.draft)
@@ -74,6 +74,13 @@ class Extend:
     """Append several messages, all or none."""
 
     drafts: tuple[Draft, ...]
+
+    def fresh(self, receipts: tuple[Appended, ...] | None) -> tuple[Draft, ...]:
+        """Return what was not there yet, as far as a failed attempt has found out."""
+        if receipts is None:
+            return self.drafts
+        pairs = zip(self.drafts, receipts, strict=True)
+        return tuple(draft for draft, receipt in pairs if not receipt.duplicate)
 
     def change(self, connection: Connection, asked: Asked) -> Changed[tuple[Appended, ...]]:
         return storage.extend(connection, asked, self.drafts)

@@ -112,8 +112,9 @@ class Committer:
                 connection.execute("ROLLBACK TO batch")
                 if not self._run_all(connection, batch, savepoints=True):
                     return False
-            if connection.total_changes() == before:
-                connection.execute("ROLLBACK")  # all were refused, or found nothing to do
+            refused = all(operation.error is not None for operation in batch)
+            if refused or connection.total_changes() == before:
+                connection.execute("ROLLBACK")  # nothing to commit: no disk may refuse it
                 return True
             batches.mark(connection, self._id, self._batch)
             connection.execute("COMMIT")

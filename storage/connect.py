@@ -209,6 +209,8 @@ def _house_rules(connection: apsw.Connection, synchronous: Synchronous) -> None:
     connection.pragma("synchronous", synchronous)
     connection.pragma("recursive_triggers", True)  # the guard against a replacing INSERT
     connection.pragma("trusted_schema", False)
+    # A refusal must not depend on the disk, and rolling back to a savepoint may need a journal.
+    connection.pragma("temp_store", "memory")
 
 
 def _sync(path: Path) -> None:

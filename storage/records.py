@@ -223,4 +223,4 @@ class SessionInfo:
     created_at: float
     """Seconds since the epoch. For display."""
     updated_at: float
-    """Seconds since the epoch of the last append or move. For display."""
+    """Seconds since the epoch of the last append, move or purge. For display."""

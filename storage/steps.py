@@ -168,7 +168,7 @@ def _append_kept(
     if not drafts:
         return head
     if head is None:
-        head = create(connection, asked)
+        head = begin(connection, asked.id, None, 0, None, kept.now)
     after = head._replace(revision=head.revision + 1)
     after, _ = write(connection, after, drafts, kept.append_id, kept.now)
     swap(connection, head, after, kept.now)
