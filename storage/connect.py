@@ -138,7 +138,7 @@ def _may(path: Path, mode: int) -> bool:
     return os.access(path, mode, effective_ids=os.access in os.supports_effective_ids)
 
 
-def create(path: Path, fill: Callable[[apsw.Connection], None]) -> None:
+def create(path: Path, fill: Callable[[apsw.Connection], None], *, vfs: str | None = None) -> None:
     """Make a new store at `path`, whole or not at all, readable by its owner only.
 
     `fill` makes the tables. If somebody else makes the same file first, theirs stands.
@@ -148,14 +148,15 @@ def create(path: Path, fill: Callable[[apsw.Connection], None]) -> None:
     with translated(f"creating {str(path)!r}"):
         os.close(os.open(unborn, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600))
         try:
-            connection = apsw.Connection(str(unborn), flags=apsw.SQLITE_OPEN_READWRITE)
+            connection = apsw.Connection(str(unborn), flags=apsw.SQLITE_OPEN_READWRITE, vfs=vfs)
             try:
                 connection.pragma("application_id", APPLICATION_ID)
                 connection.pragma("journal_mode", "wal")
                 _house_rules(connection, "full")
                 fill(connection)
             finally:
-                connection.close()  # the last connection: this also empties the log into the file
+                # The last connection: this also empties the log into the file.
+                connection.close()
             _sync(unborn)
             with suppress(FileExistsError):
                 os.link(unborn, path)

@@ -136,7 +136,7 @@ async def open_store(
 
     def prepare() -> None:
         if not inspect(place):
-            create(place, migrate)
+            create(place, migrate, vfs=vfs)
         with opening(place):
             connection = connect()
             try:
