@@ -107,7 +107,7 @@ class Ask(Operation, Generic[T]):
     def answered(self) -> None:
         """Wake the asker: `value` or `error` is final."""
         self._answered = True
-        self.before = None
+        self.before = self.known = None  # not kept alive until the asker has had his turn
         if self._task is not None:
             trio.lowlevel.reschedule(self._task)
             self._task = None

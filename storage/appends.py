@@ -9,11 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import apsw
-
 from . import branches, heads, messages
 from .asked import Asked, Changed
 from .codec import same_message
+from .connect import Connection
 from .errors import Rejected
 from .messages import Draft
 from .records import Appended, Head
@@ -22,7 +21,7 @@ from .steps import arrive, check_at, create, meet, swap, write, write_pending
 __all__ = ["append", "drain", "extend"]
 
 
-def append(connection: apsw.Connection, asked: Asked, draft: Draft) -> Changed[Appended]:
+def append(connection: Connection, asked: Asked, draft: Draft) -> Changed[Appended]:
     """Append one message; as `extend`."""
     quick = _append_at_known_head(connection, asked, draft)
     if quick is not None:
@@ -32,7 +31,7 @@ def append(connection: apsw.Connection, asked: Asked, draft: Draft) -> Changed[A
 
 
 def extend(
-    connection: apsw.Connection, asked: Asked, drafts: Sequence[Draft]
+    connection: Connection, asked: Asked, drafts: Sequence[Draft]
 ) -> Changed[tuple[Appended, ...]]:
     """Append `drafts`, one revision for all, and return a receipt for each.
 
@@ -71,7 +70,7 @@ def extend(
 
 
 def _append_at_known_head(
-    connection: apsw.Connection, asked: Asked, draft: Draft
+    connection: Connection, asked: Asked, draft: Draft
 ) -> Changed[Appended] | None:
     """Append one message at the remembered head; None, and nothing was done, if that is stale.
 
@@ -101,12 +100,12 @@ def _append_at_known_head(
     return Changed(Appended(id, position, revision, False, True), after)
 
 
-def drain(connection: apsw.Connection, asked: Asked) -> Changed[None]:
+def drain(connection: Connection, asked: Asked) -> Changed[None]:
     """Write what is pending and nothing else."""
     return Changed(None, arrive(connection, asked))
 
 
-def _duplicate(connection: apsw.Connection, head: Head, draft: Draft) -> Appended | None:
+def _duplicate(connection: Connection, head: Head, draft: Draft) -> Appended | None:
     """Return the first receipt of the draft's key, or None if the session never saw the key."""
     if draft.key is None:
         return None

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import apsw
-
 from . import branches, messages, moves, sessions
 from .asked import Asked, Changed, TakenBack
 from .codec import Columns, same_message
+from .connect import Connection
 from .errors import Rejected
 from .messages import Draft
 from .places import Place
@@ -27,7 +26,7 @@ __all__ = ["fork", "redo", "restore", "rewind", "rewrite", "set_meta"]
 
 
 def rewind(
-    connection: apsw.Connection,
+    connection: Connection,
     asked: Asked,
     turns: int,
     kind: MoveKind,
@@ -65,7 +64,7 @@ def rewind(
     return Changed(receipt, after)
 
 
-def redo(connection: apsw.Connection, asked: Asked) -> Changed[Moved | None]:
+def redo(connection: Connection, asked: Asked) -> Changed[Moved | None]:
     """Move the head back to where the last undo took it from; None if there is nothing to redo."""
     head = arrive(connection, asked)
     if head is None or head.redo is None:
@@ -77,7 +76,7 @@ def redo(connection: apsw.Connection, asked: Asked) -> Changed[Moved | None]:
 
 
 def rewrite(
-    connection: apsw.Connection, asked: Asked, drafts: Sequence[Draft], kind: MoveKind
+    connection: Connection, asked: Asked, drafts: Sequence[Draft], kind: MoveKind
 ) -> Changed[Rewritten]:
     """Make the visible transcript read `drafts`; what it already begins with stays where it is.
 
@@ -110,7 +109,7 @@ def rewrite(
     return Changed(receipt, after)
 
 
-def restore(connection: apsw.Connection, asked: Asked, revision: int) -> Changed[Moved]:
+def restore(connection: Connection, asked: Asked, revision: int) -> Changed[Moved]:
     """Move the head to where it was after `revision`. Raises `Rejected` if there is no such one."""
     head = arrive(connection, asked)
     first = sessions.born(connection, head.session) if head is not None else 1
@@ -126,7 +125,7 @@ def restore(connection: apsw.Connection, asked: Asked, revision: int) -> Changed
 
 
 def fork(
-    connection: apsw.Connection, asked: Asked, id: str, position: int | None, meta: bytes | None
+    connection: Connection, asked: Asked, id: str, position: int | None, meta: bytes | None
 ) -> Changed[Forked]:
     """Make the session `id` that starts after `position` of this one; no message is copied.
 
@@ -147,7 +146,7 @@ def fork(
     return Changed(Forked(id, at, forked.revision), head)
 
 
-def set_meta(connection: apsw.Connection, asked: Asked, meta: bytes) -> Changed[None]:
+def set_meta(connection: Connection, asked: Asked, meta: bytes) -> Changed[None]:
     """Replace the session's meta; it is made if it was not there. No revision is raised."""
     head = arrive(connection, asked)
     if head is None:
@@ -157,7 +156,7 @@ def set_meta(connection: apsw.Connection, asked: Asked, meta: bytes) -> Changed[
 
 
 def _common_beginning(
-    connection: apsw.Connection, head: Head, drafts: Sequence[Draft]
+    connection: Connection, head: Head, drafts: Sequence[Draft]
 ) -> tuple[int, int]:
     """Return how many visible messages agree with `drafts`, and the last position to keep."""
     parts = list(branches.path(connection, head.branch, head.position))
@@ -174,7 +173,7 @@ def _common_beginning(
     return kept, last
 
 
-def _head_after(connection: apsw.Connection, head: Head, revision: int) -> Place:
+def _head_after(connection: Connection, head: Head, revision: int) -> Place:
     """Return where the head was after `revision`.
 
     Between two moves a head only advances by appends, on one branch: the one that the next

@@ -20,7 +20,7 @@ from random import Random
 import apsw
 
 from . import batches
-from .connect import close, storage_error
+from .connect import Connection, close, storage_error
 from .errors import StorageBusy, StorageError
 from .operation import Operation, Waiting
 
@@ -43,7 +43,7 @@ class Committer:
 
     def __init__(
         self,
-        connect: Callable[[], apsw.Connection],
+        connect: Callable[[], Connection],
         waiting: Waiting,
         *,
         monotonic: Callable[[], float],
@@ -56,7 +56,7 @@ class Committer:
         self._random = random
         self._pause = pause
         self._id = random.getrandbits(62)
-        self._connection: apsw.Connection | None = None
+        self._connection: Connection | None = None
         self._batch = 0
         self._doubtful: list[Operation] = []
         self.under_way: list[Operation] = []
@@ -82,7 +82,7 @@ class Committer:
         self.under_way = []
         return batch
 
-    def _begin(self) -> apsw.Connection | None:
+    def _begin(self) -> Connection | None:
         """Begin a transaction; None as soon as nobody waits for it, or somebody has for too long."""
         while True:
             try:
@@ -95,7 +95,7 @@ class Committer:
                 return connection
             self._pause(self._random.uniform(0, JITTER_S))
 
-    def _transact(self, connection: apsw.Connection, batch: list[Operation]) -> bool:
+    def _transact(self, connection: Connection, batch: list[Operation]) -> bool:
         """Run `batch` in the transaction that is open and commit it.
 
         Returns False if the transaction was lost: then nothing was written, and the operations
@@ -123,9 +123,7 @@ class Committer:
         self._note_success(batch)
         return True
 
-    def _run_all(
-        self, connection: apsw.Connection, batch: list[Operation], *, savepoints: bool
-    ) -> bool:
+    def _run_all(self, connection: Connection, batch: list[Operation], *, savepoints: bool) -> bool:
         """Run all, each for itself; return False if the transaction cannot be committed so.
 
         An operation that is refused has hardly ever written anything by then, so the first
@@ -223,7 +221,7 @@ class Committer:
             self._note_failure(operation.error)
         return operations
 
-    def _connected(self) -> apsw.Connection:
+    def _connected(self) -> Connection:
         if self._connection is None:
             connection = self._connect()
             if self._doubtful:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import apsw
 
+from .connect import Connection
 from .records import Head
 
 __all__ = ["bury", "get", "place", "swap"]
@@ -40,10 +41,10 @@ def place(connection: apsw.Connection, head: Head, now: float) -> None:
     connection.execute(PLACE, (*head, now))
 
 
-def swap(connection: apsw.Connection, before: Head, after: Head, now: float) -> bool:
+def swap(connection: Connection, before: Head, after: Head, now: float) -> bool:
     """Set the head to `after` if it still is `before`; return whether it was."""
     session, revision, branch, position, at_tip, opener, redo = after
-    connection.execute(
+    connection.write(
         SWAP,
         (
             revision,

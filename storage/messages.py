@@ -12,6 +12,7 @@ from typing import NamedTuple, TypeAlias
 import apsw
 
 from .codec import Column, Columns, decode_message
+from .connect import Connection
 from .places import Range
 from .records import State, StoredMessage
 
@@ -87,7 +88,7 @@ class Origin(NamedTuple):
 
 
 def insert(
-    connection: apsw.Connection,
+    connection: Connection,
     draft: Draft,
     session: int,
     branch: int,
@@ -99,7 +100,7 @@ def insert(
 ) -> int:
     """Write `draft` at its place and return its id."""
     role, content, extra, hidden, _, key = draft
-    connection.execute(
+    connection.write(
         INSERT,
         (
             session,

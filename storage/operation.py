@@ -9,7 +9,7 @@ from __future__ import annotations
 from threading import Lock
 from typing import Any
 
-import apsw
+from .connect import Connection
 
 __all__ = ["Operation", "Waiting"]
 
@@ -33,7 +33,7 @@ class Operation:
         self.landed = False
         self.deadline = 0.0
 
-    def run(self, connection: apsw.Connection) -> object:
+    def run(self, connection: Connection) -> object:
         """Make the change; may be called more than once, each time from the beginning."""
         raise NotImplementedError
 

@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import apsw
-
 from . import branches, heads, messages, moves, sessions
 from .asked import Asked, Changed
+from .connect import Connection
 from .records import Deleted, Head, Purged
 from .schema import define_guard
 from .steps import arrive, swap
@@ -23,7 +22,7 @@ from .steps import arrive, swap
 __all__ = ["delete", "purge"]
 
 
-def delete(connection: apsw.Connection, asked: Asked) -> Changed[Deleted | None]:
+def delete(connection: Connection, asked: Asked) -> Changed[Deleted | None]:
     """End the session; None if there is none. What a fork reaches stays, all else is removed.
 
     What was pending goes with it. A tombstone keeps the revision.
@@ -40,7 +39,7 @@ def delete(connection: apsw.Connection, asked: Asked) -> Changed[Deleted | None]
     return Changed(Deleted(removed, last), None)
 
 
-def purge(connection: apsw.Connection, asked: Asked) -> Changed[Purged]:
+def purge(connection: Connection, asked: Asked) -> Changed[Purged]:
     """Remove for ever what is off the live path and in no fork, and the history of moves."""
     head = arrive(connection, asked)
     if head is None:
@@ -54,7 +53,7 @@ def purge(connection: apsw.Connection, asked: Asked) -> Changed[Purged]:
     return Changed(Purged(removed), after)
 
 
-def _at_home(connection: apsw.Connection, head: Head) -> Head:
+def _at_home(connection: Connection, head: Head) -> Head:
     """Return `head` at the same place, on a branch of its own session.
 
     A fork that went back before its start stands on a branch of its source. Only a branch of
@@ -66,13 +65,13 @@ def _at_home(connection: apsw.Connection, head: Head) -> Head:
     return head._replace(branch=branch, at_tip=True)
 
 
-def _retire(connection: apsw.Connection, session: int) -> int:
+def _retire(connection: Connection, session: int) -> int:
     """Forget the moves of `session`, and remove what nobody reaches then; return how much."""
     moves.remove_all(connection, session)
     return sum(_trim(connection, branch) for branch in branches.of_session(connection, session))
 
 
-def _trim(connection: apsw.Connection, branch: int) -> int:
+def _trim(connection: Connection, branch: int) -> int:
     """Remove what `branch` holds and nobody reaches; return how many messages that were.
 
     A branch that is not reached at all goes whole, and its parent is looked at next, whoever
@@ -96,7 +95,7 @@ def _trim(connection: apsw.Connection, branch: int) -> int:
 
 
 @contextmanager
-def _removing(connection: apsw.Connection) -> Iterator[None]:
+def _removing(connection: Connection) -> Iterator[None]:
     define_guard(connection, allowed=True)
     try:
         yield

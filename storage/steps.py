@@ -7,11 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import apsw
-
 from . import branches, heads, messages, moves, sessions
 from .asked import Asked, Kept
 from .codec import same_message
+from .connect import Connection
 from .errors import Closed, Conflict
 from .messages import Draft
 from .places import Place
@@ -32,7 +31,7 @@ __all__ = [
 ]
 
 
-def arrive(connection: apsw.Connection, asked: Asked) -> Head | None:
+def arrive(connection: Connection, asked: Asked) -> Head | None:
     """Return the head with all that is pending written; None if there is no such session yet.
 
     Raises `Closed` if the session that the caller means was deleted, and `Conflict` if it was
@@ -43,7 +42,7 @@ def arrive(connection: apsw.Connection, asked: Asked) -> Head | None:
     return write_pending(connection, asked, head)
 
 
-def meet(connection: apsw.Connection, asked: Asked) -> Head | None:
+def meet(connection: Connection, asked: Asked) -> Head | None:
     """Return the head as it stands; None if there is no such session yet.
 
     Raises `Closed` if the session that the caller means was deleted.
@@ -55,19 +54,19 @@ def meet(connection: apsw.Connection, asked: Asked) -> Head | None:
     return head
 
 
-def write_pending(connection: apsw.Connection, asked: Asked, head: Head | None) -> Head | None:
+def write_pending(connection: Connection, asked: Asked, head: Head | None) -> Head | None:
     """Write what is pending behind `head`; return the head behind that."""
     for kept in asked.pending:
         head = _append_kept(connection, asked, head, kept)
     return head
 
 
-def create(connection: apsw.Connection, asked: Asked) -> Head:
+def create(connection: Connection, asked: Asked) -> Head:
     return begin(connection, asked.id, None, 0, None, asked.now)
 
 
 def begin(
-    connection: apsw.Connection,
+    connection: Connection,
     id: str,
     start: Place | None,
     opener: int,
@@ -91,7 +90,7 @@ def check_at(asked: Asked, head: Head | None) -> None:
 
 
 def write(
-    connection: apsw.Connection, head: Head, drafts: Sequence[Draft], append_id: int, now: float
+    connection: Connection, head: Head, drafts: Sequence[Draft], append_id: int, now: float
 ) -> tuple[Head, list[Appended]]:
     """Write rows for `drafts` after `head`, under its revision; return the head behind them."""
     if not drafts:
@@ -110,7 +109,7 @@ def write(
     return Head(session, revision, branch, position, True, opener, redo), receipts
 
 
-def head_at(connection: apsw.Connection, head: Head, place: Place) -> Head:
+def head_at(connection: Connection, head: Head, place: Place) -> Head:
     """Return `head` moved to `place`, one revision on, with nothing to redo.
 
     An append may extend the branch there if its last message stands there, was written by this
@@ -129,25 +128,23 @@ def head_at(connection: apsw.Connection, head: Head, place: Place) -> Head:
     return Head(session, revision, branch, position, at_tip, origin.opener, None)
 
 
-def move(
-    connection: apsw.Connection, kind: MoveKind, before: Head, after: Head, now: float
-) -> None:
+def move(connection: Connection, kind: MoveKind, before: Head, after: Head, now: float) -> None:
     moves.record(connection, kind, before, after, now)
     swap(connection, before, after, now)
 
 
-def swap(connection: apsw.Connection, before: Head, after: Head, now: float) -> None:
+def swap(connection: Connection, before: Head, after: Head, now: float) -> None:
     swapped = heads.swap(connection, before, after, now)
     assert swapped, "the head was read in this transaction"
 
 
-def opener_at(connection: apsw.Connection, place: Place) -> int:
+def opener_at(connection: Connection, place: Place) -> int:
     origin = messages.origin(connection, *place)
     return 0 if origin is None else origin.opener
 
 
 def _append_kept(
-    connection: apsw.Connection, asked: Asked, head: Head | None, kept: Kept
+    connection: Connection, asked: Asked, head: Head | None, kept: Kept
 ) -> Head | None:
     """Write one pending append, unless it is there already. It leaves the redo stack as it is."""
     if kept.attempt is not None and kept.attempt.landed:
@@ -175,7 +172,7 @@ def _append_kept(
     return after
 
 
-def _with_branch(connection: apsw.Connection, head: Head) -> Head:
+def _with_branch(connection: Connection, head: Head) -> Head:
     """Return `head` on a branch that may be extended there."""
     if head.at_tip:
         return head

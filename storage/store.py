@@ -19,7 +19,16 @@ import trio
 
 from . import reads
 from .beside import beside
-from .connect import Synchronous, close, create, inspect, open_reader, open_writer, opening
+from .connect import (
+    Connection,
+    Synchronous,
+    close,
+    create,
+    inspect,
+    open_reader,
+    open_writer,
+    opening,
+)
 from .errors import Rejected
 from .offload import Offload, in_thread
 from .readers import Readers
@@ -129,7 +138,7 @@ async def open_store(
     place = _checked(path)
     chance = Random() if random is None else random
 
-    def connect() -> apsw.Connection:
+    def connect() -> Connection:
         connection = open_writer(place, synchronous=synchronous, vfs=vfs)
         define_guard(connection, allowed=False)
         return connection

@@ -11,11 +11,11 @@ from collections.abc import Callable
 from contextlib import suppress
 from random import Random
 
-import apsw
 import trio
 from attrs import frozen
 
 from .committer import PATIENCE_S, Committer
+from .connect import Connection
 from .errors import Closed, StorageError, StorageFailed
 from .offload import Offload
 from .operation import Operation, Waiting
@@ -49,7 +49,7 @@ class Writer:
 
     def __init__(
         self,
-        connect: Callable[[], apsw.Connection],
+        connect: Callable[[], Connection],
         *,
         name: str,
         offload: Offload,
@@ -121,8 +121,9 @@ class Writer:
                         self._work = trio.Event()
                         await self._work.wait()
                         continue
-                    ended = await self._offload(self._committer.cycle, self._limiter)
-                    self._unsettled = ended[::-1]
+                    # No local name for the batch: it would live until the next one has ended.
+                    self._unsettled = await self._offload(self._committer.cycle, self._limiter)
+                    self._unsettled.reverse()
                     while self._unsettled:
                         self._unsettled.pop().settle()
                 await self._offload(self._committer.disconnect, self._limiter)

@@ -24,7 +24,7 @@ from turnkeeper.storage import (
     beside,
     inline,
 )
-from turnkeeper.storage.connect import create
+from turnkeeper.storage.connect import Connection, create
 from turnkeeper.storage.schema import migrate
 from turnkeeper.storage.writer import Writer
 
@@ -159,14 +159,14 @@ __all__ += ["tables"]
 class Job(Operation):
     """An operation made from a function, for tests that drive a writer by hand."""
 
-    def __init__(self, work: Callable[[apsw.Connection], object], *, scrub: bool = False) -> None:
+    def __init__(self, work: Callable[[Connection], object], *, scrub: bool = False) -> None:
         super().__init__()
         self.work = work
         self.scrub = scrub
         self.runs = 0
         self.settled = trio.Event()
 
-    def run(self, connection: apsw.Connection) -> object:
+    def run(self, connection: Connection) -> object:
         self.runs += 1
         return self.work(connection)
 
@@ -220,11 +220,11 @@ class Wire:
         migrate(connection)
         connection.execute("CREATE TABLE notes (number INTEGER PRIMARY KEY, text TEXT)")
 
-    def connect(self) -> apsw.Connection:
+    def connect(self) -> Connection:
         if self.open_error is not None:
             raise self.open_error
         self.opened += 1
-        connection = _Tapped(str(self.path), flags=apsw.SQLITE_OPEN_READWRITE)
+        connection = _Tapped(self.path, vfs=None)
         connection.wire = self
         connection.pragma("synchronous", "off")
         return connection
@@ -232,7 +232,7 @@ class Wire:
     def note(self, number: int) -> Job:
         """An operation that writes one row and returns how many there are then."""
 
-        def work(connection: apsw.Connection) -> object:
+        def work(connection: Connection) -> object:
             connection.execute("INSERT INTO notes VALUES (?, 'x')", (number,))
             return connection.execute("SELECT count(*) FROM notes").get
 
@@ -244,7 +244,7 @@ class Wire:
             return [n for (n,) in connection.execute("SELECT number FROM notes ORDER BY rowid")]
 
 
-class _Tapped(apsw.Connection):
+class _Tapped(Connection):
     wire: Wire
 
     def execute(
