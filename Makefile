@@ -5,7 +5,8 @@ VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install
 # A strict editable install links each file, so it is repeated when files come or go.
-INSTALL := $(PIP) -C editable_mode=strict
+# The warning that is silenced says that build/ must stay; `make clean` is what removes it.
+INSTALL := PYTHONWARNINGS=ignore $(PIP) -C editable_mode=strict
 SOURCES := $(sort $(wildcard actors/*.py actors/*/*.py storage/*.py storage/*/*))
 
 .PHONY: help run test check stress bench clean

@@ -35,8 +35,27 @@ def test_every_program_prints_what_the_readme_says(
     assert run.stdout == expected
 
 
+def test_the_bot_prints_what_the_readme_says(tmp_path: Path) -> None:
+    (session,) = [text for kind, text in BLOCKS if kind == "console"]
+    command, expected = session.split("\n", 1)
+    typed = re.fullmatch(r"\$ printf '(.*)' \| make run", command)
+    assert typed is not None
+    run = subprocess.run(
+        [sys.executable, "-X", "dev", "-W", "error", ROOT / "examples" / "bot.py"],
+        cwd=tmp_path,
+        input=typed[1].replace("\\n", "\n"),
+        capture_output=True,
+        text=True,
+        encoding="utf-8",
+        env={"PYTHONIOENCODING": "utf-8"},
+        timeout=60,
+        check=False,
+    )
+    assert (run.stdout, run.stderr) == (expected, "")
+
+
 def test_every_block_is_a_program_what_it_prints_or_commands() -> None:
-    assert {kind for kind, _ in BLOCKS} == {"python", "text", "sh"}
+    assert {kind for kind, _ in BLOCKS} == {"python", "text", "sh", "console"}
     assert len(PROGRAMS) == sum(kind == "text" for kind, _ in BLOCKS)
 
 
