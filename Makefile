@@ -3,9 +3,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet install
+PIP := $(BIN)/python -m pip --disable-pip-version-check -qq install
 # A strict editable install links each file, so it is repeated when files come or go.
-# The warning that is silenced says that build/ must stay; `make clean` is what removes it.
+# The warning that is silenced says that build/ must stay; only `make clean` removes it.
 INSTALL := PYTHONWARNINGS=ignore $(PIP) -C editable_mode=strict
 SOURCES := $(sort $(wildcard actors/*.py actors/*/*.py storage/*.py storage/*/*))
 

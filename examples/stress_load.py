@@ -214,8 +214,8 @@ class Talk:
         async with trio.open_nursery() as nursery:
             for _ in range(BURST):
                 says = [self._question() for _ in range(4)]
-                others = [Rewind("undo"), Rewind("retry"), Redo()]
-                nursery.start_soon(self._ask, self._chance.choice([*says, *others]))
+                calls: list[Operation] = [*says, Rewind("undo"), Rewind("retry"), Redo()]
+                nursery.start_soon(self._ask, self._chance.choice(calls))
 
 
 def _say(body: Body, key: str | None = None) -> Say:
