@@ -62,6 +62,7 @@ def write_pending(connection: Connection, asked: Asked, head: Head | None) -> He
 
 
 def create(connection: Connection, asked: Asked) -> Head:
+    """Make the session that is asked for, which is not there yet."""
     return begin(connection, asked.id, None, 0, None, asked.now)
 
 
@@ -84,6 +85,7 @@ def begin(
 
 
 def check_at(asked: Asked, head: Head | None) -> None:
+    """Raise `Conflict` unless `head` is at the revision that the caller decided on, if he did."""
     revision = head.revision if head is not None else 0
     if asked.at is not None and asked.at != revision:
         raise Conflict(asked.id, asked.at, revision)
@@ -129,16 +131,19 @@ def head_at(connection: Connection, head: Head, place: Place) -> Head:
 
 
 def move(connection: Connection, kind: MoveKind, before: Head, after: Head, now: float) -> None:
+    """Move the head by something else than an append, and log it."""
     moves.record(connection, kind, before, after, now)
     swap(connection, before, after, now)
 
 
 def swap(connection: Connection, before: Head, after: Head, now: float) -> None:
-    swapped = heads.swap(connection, before, after, now)
-    assert swapped, "the head was read in this transaction"
+    """Set a head that was read in this transaction."""
+    if not heads.swap(connection, before, after, now):  # not an assertion: -O must not write on
+        raise RuntimeError(f"the head of session {before.session} moved inside a transaction")
 
 
 def opener_at(connection: Connection, place: Place) -> int:
+    """Return the position of the message that opened the turn of the one here; 0 for none."""
     origin = messages.origin(connection, *place)
     return 0 if origin is None else origin.opener
 
