@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from random import Random
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeVar
 
 import apsw
 import trio
@@ -30,6 +30,8 @@ from turnkeeper.storage.writer import Writer
 
 if TYPE_CHECKING:
     from apsw import Bindings
+
+R = TypeVar("R")
 
 __all__ = ["A", "Disk", "S", "T", "U", "failing_disk", "said"]
 
@@ -330,3 +332,39 @@ async def turns(session: Session, number: int = 3) -> None:
 
 
 __all__ += ["count", "states", "turns"]
+
+
+class Gate:
+    """An offload that works on the spot, but lets the writer's work begin and end when told.
+
+    Reads have a limiter of their own, with more than one token, and pass.
+    """
+
+    def __init__(self) -> None:
+        self.may_begin = trio.Event()
+        self.may_end = trio.Event()
+        self.open()
+
+    def open(self) -> None:
+        """Let everything pass."""
+        self.may_begin.set()
+        self.may_end.set()
+
+    def shut(self, where: Literal["begin", "end"] = "begin") -> None:
+        """Let nothing begin, or nothing that has begun come back."""
+        if where == "begin":
+            self.may_begin = trio.Event()
+        else:
+            self.may_end = trio.Event()
+
+    async def __call__(self, work: Callable[[], R], limiter: trio.CapacityLimiter, /) -> R:
+        async with limiter:
+            if limiter.total_tokens > 1:
+                return work()
+            await self.may_begin.wait()
+            done = work()
+            await self.may_end.wait()
+            return done
+
+
+__all__ += ["Gate"]

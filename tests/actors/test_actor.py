@@ -3,41 +3,17 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 import apsw
 import pytest
 import trio
 import trio.testing
-from support import A, U, failing_disk, said
+from support import A, Gate, U, failing_disk, said
 
 from turnkeeper.actors import Appended, Rejected, Sessions, StorageFailed, open_sessions
 from turnkeeper.actors.ask import Ask
 from turnkeeper.storage import Asked, Changed, Connection, inline
-
-T = TypeVar("T")
-
-
-class Gate:
-    """An offload that works on the spot, and begins nothing for the writer while it is shut."""
-
-    def __init__(self) -> None:
-        self.may_begin = trio.Event()
-        self.may_begin.set()
-
-    def shut(self) -> None:
-        self.may_begin = trio.Event()
-
-    def open(self) -> None:
-        self.may_begin.set()
-
-    async def __call__(self, work: Callable[[], T], limiter: trio.CapacityLimiter, /) -> T:
-        async with limiter:
-            if limiter.total_tokens == 1:  # the writer's, and not the readers'
-                await self.may_begin.wait()
-            return work()
 
 
 class Bug(RuntimeError):

@@ -18,44 +18,13 @@ import pytest
 import trio
 import trio.testing
 from attrs import frozen
-from support import A, Disk, U, failing_disk, said
+from support import A, Disk, Gate, U, failing_disk, said
 
 from turnkeeper.actors import Closed, Sessions, StorageError, StorageFailed, open_sessions
 from turnkeeper.storage import inline
 
 T = TypeVar("T")
 Mutation: TypeAlias = Callable[[Sessions], Coroutine[object, None, object]]
-
-
-class Gate:
-    """An offload that works on the spot, but lets the writer's work begin and end when told.
-
-    Reads have a limiter of their own, with more than one token, and pass.
-    """
-
-    def __init__(self) -> None:
-        self.may_begin = trio.Event()
-        self.may_end = trio.Event()
-        self.open()
-
-    def open(self) -> None:
-        self.may_begin.set()
-        self.may_end.set()
-
-    def shut(self, where: Literal["begin", "end"]) -> None:
-        if where == "begin":
-            self.may_begin = trio.Event()
-        else:
-            self.may_end = trio.Event()
-
-    async def __call__(self, work: Callable[[], T], limiter: trio.CapacityLimiter, /) -> T:
-        async with limiter:
-            if limiter.total_tokens > 1:
-                return work()
-            await self.may_begin.wait()
-            done = work()
-            await self.may_end.wait()
-            return done
 
 
 MUTATIONS: dict[str, Mutation] = {

@@ -2,23 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 import pytest
 import trio
 import trio.testing
 from hypothesis import given
 from hypothesis import strategies as st
-from support import U, said
+from support import Gate, U, said
 
 from turnkeeper.actors import open_sessions
 from turnkeeper.actors.ask import AnyAsk, Ask
 from turnkeeper.actors.mailbox import Mailbox
 from turnkeeper.actors.messages import Redo
-
-T = TypeVar("T")
 
 
 def asks(number: int) -> list[AnyAsk]:
@@ -103,20 +99,6 @@ def test_a_mailbox_is_a_list_whose_first_few_are_accepted(capacity: int, steps: 
         assert mailbox.in_line == max(0, len(model) - capacity)
         assert mailbox.peek() is (model[0] if model else None)
     assert mailbox.empty() == model
-
-
-class Gate:
-    """An offload that works on the spot, and begins nothing for the writer while it is shut."""
-
-    def __init__(self) -> None:
-        self.may_begin = trio.Event()
-        self.may_begin.set()
-
-    async def __call__(self, work: Callable[[], T], limiter: trio.CapacityLimiter, /) -> T:
-        async with limiter:
-            if limiter.total_tokens == 1:  # the writer's, and not the readers'
-                await self.may_begin.wait()
-            return work()
 
 
 async def test_ten_askers_at_a_mailbox_of_two_wait_in_line_and_are_served_in_order(

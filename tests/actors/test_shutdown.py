@@ -6,13 +6,12 @@ import os
 import sys
 from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import TypeVar
 
 import apsw
 import pytest
 import trio
 import trio.testing
-from support import A, U, failing_disk, said
+from support import A, Gate, U, failing_disk, said
 
 from turnkeeper.actors import (
     Closed,
@@ -26,30 +25,6 @@ from turnkeeper.actors import (
 )
 from turnkeeper.actors.ask import Ask
 from turnkeeper.storage import Asked, Changed, Connection, inline
-
-T = TypeVar("T")
-
-
-class Gate:
-    """An offload that works on the spot, but lets the writer's work begin and end when told."""
-
-    def __init__(self) -> None:
-        self.may_begin = trio.Event()
-        self.may_end = trio.Event()
-        self.open()
-
-    def open(self) -> None:
-        self.may_begin.set()
-        self.may_end.set()
-
-    async def __call__(self, work: Callable[[], T], limiter: trio.CapacityLimiter, /) -> T:
-        async with limiter:
-            if limiter.total_tokens > 1:  # a reader's
-                return work()
-            await self.may_begin.wait()
-            done = work()
-            await self.may_end.wait()
-            return done
 
 
 class Answers:
