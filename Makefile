@@ -42,7 +42,7 @@ $(VENV)/pip:
 	@touch $@
 
 $(VENV)/sources: FORCE | $(VENV)/pip
-	@echo "$(SOURCES)" | cmp --silent - $@ || echo "$(SOURCES)" > $@
+	@echo "$(SOURCES)" | cmp -s - $@ || echo "$(SOURCES)" > $@
 
 $(VENV)/ready-to-run: pyproject.toml $(VENV)/sources
 	@$(INSTALL) -e ".[examples]"

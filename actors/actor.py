@@ -21,7 +21,7 @@ import trio
 from attrs import evolve, frozen
 from trio_util import RepeatedEvent
 
-from ..storage import Head, Kept, Rejected, StorageError, Store, TurnkeeperError
+from ..storage import Head, Kept, Rejected, StorageDamaged, StorageError, Store, TurnkeeperError
 from .ask import AnyAsk
 from .mailbox import Mailbox
 from .messages import Append, Extend
@@ -221,7 +221,11 @@ class SessionActor:
             self._under_way.append(ask)
 
     def _keep(self, ask: AnyAsk, error: StorageError) -> None:
-        """Keep a failed append, unless nobody waits for it or it was decided on a revision."""
+        """Keep a failed append.
+
+        Not if nobody waits for it, if it was decided on a revision, or if the file is damaged: no
+        waiting mends that, and a caller who knows can do better.
+        """
         if error.unknown and ask.pending:
             self.pending = tuple(
                 kept
@@ -230,10 +234,13 @@ class SessionActor:
                 for kept in self.pending
             )
         message = ask.message
-        if not isinstance(message, (Append, Extend)) or ask.abandoned or ask.at is not None:
+        if not isinstance(message, (Append, Extend)) or isinstance(error, StorageDamaged):
+            return
+        if ask.abandoned or ask.at is not None:
             return
         attempt = ask if error.unknown else None
-        more = Kept(message.fresh(ask.found), ask.append_id, ask.now, ask.life, attempt)
+        found = ask.found if ask.alone else None  # else it may be of what was rolled back
+        more = Kept(message.fresh(found), ask.append_id, ask.now, ask.life, attempt)
         try:
             pending = keep(self.pending, more, self._house.max_pending)
         except Rejected as refusal:

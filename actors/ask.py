@@ -15,7 +15,7 @@ import trio
 from ..storage import Connection, Head, Kept, Operation, StorageError
 from .messages import Message
 
-__all__ = ["AnyAsk", "Ask", "Asker", "Owner"]
+__all__ = ["AnyAsk", "Ask", "Life", "Owner"]
 
 T = TypeVar("T")
 
@@ -30,10 +30,13 @@ class Owner(Protocol):
         """Take `ask` back if nothing has been started for it; return whether that was so."""
 
 
-class Asker(Protocol):
-    """Whoever asks: he learns by the answer which life of the session he has met."""
+class Life:
+    """Which life of its id a handle has met: the number of the session in the file, or None."""
 
-    life: int | None
+    __slots__ = ("number",)
+
+    def __init__(self) -> None:
+        self.number: int | None = None
 
 
 class Ask(Operation, Generic[T]):
@@ -45,7 +48,6 @@ class Ask(Operation, Generic[T]):
         "abandoned",
         "actor",
         "append_id",
-        "asker",
         "at",
         "before",
         "found",
@@ -54,6 +56,7 @@ class Ask(Operation, Generic[T]):
         "known",
         "life",
         "message",
+        "met",
         "now",
         "pending",
     )
@@ -70,14 +73,12 @@ class Ask(Operation, Generic[T]):
     known: Head | None
     pending: tuple[Kept, ...]
 
-    def __init__(
-        self, message: Message[T], at: int | None = None, asker: Asker | None = None
-    ) -> None:
+    def __init__(self, message: Message[T], at: int | None = None, met: Life | None = None) -> None:
         super().__init__()
         self.message = message
         self.at = at
-        self.asker = asker
-        self.life = None if asker is None else asker.life
+        self.met = met
+        self.life = None if met is None else met.number
         self.head = None
         self.found = None
         self.abandoned = False
@@ -100,8 +101,8 @@ class Ask(Operation, Generic[T]):
                 raise error
             finally:
                 del error, self  # a traceback that holds its own exception is freed late
-        if self.head is not None and self.asker is not None:
-            self.asker.life = self.head.session
+        if self.head is not None and self.met is not None:
+            self.met.number = self.head.session
         return self.value
 
     def answered(self) -> None:

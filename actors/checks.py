@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TypeVar
 
 from ..storage import Rejected
@@ -24,7 +24,7 @@ def check_number(value: object, field: str, *, least: int) -> None:
 
 
 def listed(values: Iterable[T], field: str) -> list[T]:
-    """Return `values` as a list; `Rejected` if that is not what they are, or one string."""
-    if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+    """Return `values` as a list; `Rejected` if they are none, or one string or object."""
+    if isinstance(values, (str, bytes, Mapping)) or not isinstance(values, Iterable):
         raise Rejected(field, f"must be a list, not {type(values).__name__}")
     return list(values)

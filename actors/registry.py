@@ -13,14 +13,15 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from itertools import islice
 
-from ..storage import Closed
+import trio
+
+from ..storage import Closed, Rejected
 from .actor import SessionActor
 
 __all__ = ["Registry"]
 
 SCAN = 100
-"""Actors looked at for one that can be dropped. A guess: if so many are busy, memory is not
-what is short."""
+"""Actors looked at in one call. A guess: if so many are busy, memory is not what is short."""
 
 logger = logging.getLogger(__name__)
 
@@ -34,6 +35,7 @@ class Registry:
         self._name = name
         self._actors: OrderedDict[str, SessionActor] = OrderedDict()
         self._closed = False
+        self._home = trio.lowlevel.current_trio_token()
         self.failures = 0
 
     def __len__(self) -> int:
@@ -47,17 +49,31 @@ class Registry:
         return f"<Registry: {state}, {len(self._actors)} of {self._most} resident>"
 
     def wake(self, id: str) -> SessionActor:
-        """Return the actor of session `id`, made if it was not resident. Raises `Closed`."""
+        """Return the actor of session `id`, made if it was not resident.
+
+        Raises `Closed`, and `Rejected` in another event loop than the one that opened the store.
+        """
+        self.check_home()
         if self._closed:
             raise Closed("store", self._name)
         actor = self._actors.get(id)
         if actor is None:
-            if len(self._actors) >= self._most:
-                self._drop_one()
             actor = self._actors[id] = self._make(id)
         else:
             self._actors.move_to_end(id)
+        if len(self._actors) > self._most:
+            self._drop(kept=actor)
         return actor
+
+    def check_home(self) -> None:
+        """Raise `Rejected` in another event loop than the one that opened the store.
+
+        What an actor does there would wake tasks of a loop that is not asleep, or not theirs.
+        """
+        if trio.lowlevel.current_trio_token() is not self._home:
+            raise Rejected(
+                "store", "belongs to another event loop; go there with trio.from_thread.run"
+            )
 
     def resident(self, id: str) -> SessionActor | None:
         """Return the actor of session `id` if it is resident; it is not thereby used."""
@@ -88,11 +104,16 @@ class Registry:
         """Wake nobody any more."""
         self._closed = True
 
-    def _drop_one(self) -> None:
-        for id, actor in islice(self._actors.items(), SCAN):
-            if _droppable(actor):
+    def _drop(self, kept: SessionActor) -> None:
+        """Drop what can be dropped until there are few enough, looking at the oldest first."""
+        for id in list(islice(self._actors, SCAN)):
+            if len(self._actors) <= self._most:
+                break
+            actor = self._actors[id]
+            if actor is not kept and _droppable(actor):
                 del self._actors[id]
-                return
+            else:
+                self._actors.move_to_end(id)  # or it would hide for ever what stands behind it
 
 
 def _droppable(actor: SessionActor) -> bool:

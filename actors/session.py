@@ -6,8 +6,8 @@ have in common is said here once:
 * Order: changes of one session happen in the order in which they were called.
 * Cancellation: `trio.Cancelled` out of a change means that nothing was written and nothing is
   kept. Once a transaction has taken the change, the call waits for it and returns the receipt
-  or the error, cancelled or not; that takes as long as a commit, or ten seconds at most while
-  another process holds the file.
+  or the error, cancelled or not; that takes as long as a commit, ten seconds more at most while
+  another process holds the file, and as many if the file is gone when it is committed.
 * `at`: the revision that the caller had read. The change is refused (`Conflict`) if the session
   is at another by then. Without it the change applies to what is there.
 * Errors of every change: `Rejected` (bad input), `Conflict` (`at` is past), `Closed` (the store,
@@ -15,8 +15,9 @@ have in common is said here once:
   `StorageDamaged`. With any of them nothing was written, unless the error says `kept` or
   `unknown`.
 
-Reads do not stand in the mailbox. They see everything acknowledged before the call, and what
-is pending.
+Reads do not stand in the mailbox. They see everything acknowledged before the call; `transcript`
+sees what is pending, too. They raise `Closed` and the storage errors, and a cancelled one
+leaves nothing behind.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ from ..storage import (
     JSONObject,
     Move,
     Moved,
+    Read,
     Rejected,
     Rewritten,
     SessionInfo,
@@ -44,7 +46,7 @@ from ..storage import (
     encode_message,
     encode_object,
 )
-from .ask import Ask
+from .ask import Ask, Life
 from .checks import check_number, listed
 from .conversation import CarrierFormat, opens_turn
 from .messages import Append, Extend, Fork, Message, Redo, Restore, Rewind, Rewrite, SetMeta
@@ -72,15 +74,14 @@ class Limits:
 class Session:
     """One conversation, by its id. Made by `Sessions[id]`; nothing is stored until it is used."""
 
-    __slots__ = ("_limits", "_registry", "_store", "id", "life")
+    __slots__ = ("_life", "_limits", "_registry", "_store", "id")
 
     def __init__(self, id: str, registry: Registry, store: Store, limits: Limits) -> None:
         self.id = check_text(id, "id", max_length=MAX_ID_LENGTH)
         self._registry = registry
         self._store = store
         self._limits = limits
-        self.life: int | None = None
-        """The number of the session that this handle has met; another life of its id is not it."""
+        self._life = Life()
 
     def __repr__(self) -> str:
         return f"<Session {self.id!r}>"
@@ -219,7 +220,7 @@ class Session:
 
     async def info(self) -> SessionInfo | None:
         """Return what a list shows of this session; None if nothing was stored yet."""
-        return await self._store.info(self.id, life=self.life)
+        return await self._meet(self._store.info(self.id, life=self._life.number))
 
     async def transcript(
         self, *, last: int | None = None, after: int = 0, hidden: bool = False
@@ -235,17 +236,21 @@ class Session:
         while True:
             actor = self._registry.resident(self.id)
             pending = actor.pending if actor is not None else ()
-            transcript, life = await self._store.transcript(
-                self.id, life=self.life, last=last, after=after, hidden=hidden
+            # What is pending and may be on disk all the same is looked for in the whole.
+            whole = any(kept.attempt is not None for kept in pending)
+            transcript = await self._meet(
+                self._store.transcript(
+                    self.id,
+                    life=self._life.number,
+                    last=None if whole else last,
+                    after=0 if whole else after,
+                    hidden=hidden or whole,
+                )
             )
-            if life is not None:
-                self.life = life
             if not pending or actor is None:
                 return transcript
-            if actor.draining:
-                await (
-                    actor.settled_once()
-                )  # what is pending may or may not have been in what we read
+            if actor.draining:  # what is pending may have been in what we read, or not
+                await actor.settled_once()
             elif actor.pending is pending and self._registry.resident(self.id) is actor:
                 return with_pending(transcript, pending, last=last, after=after, hidden=hidden)
 
@@ -255,11 +260,22 @@ class Session:
         ``live`` is on the path to the head; ``rewound``, ``replaced`` or ``compacted`` says what
         kind of move last took it off. What is pending is not among them.
         """
-        return await self._store.all_messages(self.id, life=self.life)
+        return await self._meet(self._store.all_messages(self.id, life=self._life.number))
 
     async def history(self) -> list[Move]:
         """Return every move of the head, oldest first. Appends are no moves."""
-        return await self._store.history(self.id, life=self.life)
+        return await self._meet(self._store.history(self.id, life=self._life.number))
+
+    async def _meet(self, read: Coroutine[object, None, Read[T]]) -> T:
+        try:
+            self._registry.check_home()
+        except BaseException:
+            read.close()
+            raise
+        found, life = await read
+        if life is not None:
+            self._life.number = life
+        return found
 
     def _draft(
         self, message: JSONObject, field: str, key: str | None = None, hidden: bool = False
@@ -279,6 +295,6 @@ class Session:
         # Not async itself: one coroutine less for each message on its way.
         if at is not None:
             check_number(at, "at", least=0)
-        ask = Ask(message, at, self)
+        ask = Ask(message, at, self._life)
         self._registry.wake(self.id).deliver(ask)
         return ask.answer()

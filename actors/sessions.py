@@ -76,11 +76,16 @@ class Sessions:
         """
         return Session(id, self._registry, self._store, self._limits)
 
+    # A store is no collection to walk through in one step: `list` gives it page by page.
+    __contains__ = None
+    __iter__ = None
+
     async def list(self, *, after: str = "", limit: int = 100) -> list[SessionInfo]:
         """Return at most `limit` sessions whose ids come after `after`, ordered by id.
 
         For the next page give the last id of this one. Raises `StorageError`, `Closed`.
         """
+        self._registry.check_home()
         check_number(limit, "limit", least=1)
         if after != "":
             check_text(after, "after", max_length=MAX_ID_LENGTH)
@@ -89,9 +94,11 @@ class Sessions:
     async def delete(self, id: str) -> Deleted | None:
         """End the session `id`; None if there is none. Its messages are removed for ever.
 
-        Rows that a fork still reaches stay. Old handles raise `Closed` from now on; a new
-        handle begins a new session of that id, whose revisions start above the old one's. What
-        is removed is overwritten, in the log too unless somebody is reading.
+        Rows that a fork still reaches stay. Handles that have met the session, by a read or a
+        change, raise `Closed` from now on; another handle begins a new session of that id, whose
+        revisions start above the old one's. What is removed is overwritten, in the log as soon
+        as nobody reads from it. Raises `Closed` and storage errors, and is cancelled, like any
+        change of a session.
         """
         check_text(id, "id", max_length=MAX_ID_LENGTH)
         ask = _Scrubbing(Delete())
@@ -101,7 +108,8 @@ class Sessions:
     async def purge(self, id: str) -> Purged:
         """Remove for ever what is off the live transcript of `id`, and its history of moves.
 
-        Nothing can be redone or restored from before it. Overwrites as `delete` does.
+        Nothing can be redone or restored from before it. Overwrites, raises and is cancelled as
+        `delete`. What is pending is written first.
         """
         check_text(id, "id", max_length=MAX_ID_LENGTH)
         ask = _Scrubbing(Purge())
@@ -201,10 +209,16 @@ async def open_sessions(
     (see `open_store`); its bytes are then unchanged.
 
     Closing: new calls raise `Closed`, those in line are `Rejected`, those accepted are finished.
-    It is shielded from cancellation and takes at most `grace_s`, plus ten seconds if another
-    process holds the file. What is pending is tried once more; if storage still does not take
+    It is shielded from cancellation and takes at most `grace_s`, ten seconds more if another
+    process holds the file, and as many if the file is gone by then. What is pending is tried once more; if storage still does not take
     it, `StorageFailed` is raised, for it is then lost.
     """
+    try:
+        trio.lowlevel.current_task()
+    except RuntimeError:
+        raise RuntimeError(
+            "Turnkeeper runs on trio: start the program with trio.run(main), not with asyncio.run"
+        ) from None
     _check_options(
         synchronous=synchronous,
         max_message_bytes=max_message_bytes,

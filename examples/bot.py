@@ -100,6 +100,10 @@ class Chat:
                 self.terminal.say(await commands.redo(self.session))
             case ["/history"]:
                 self.terminal.say(await commands.history(self.session))
+            case ["/fork" | "/switch" as command]:
+                self.terminal.say(f"{command} needs a NAME.")
+            case ["/undo", _]:
+                self.terminal.say("/undo needs a number, or nothing.")
             case ["/fork", name]:
                 await self.fork(name)
             case ["/switch", name]:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import apsw
 
+from .errors import StorageDamaged
 from .places import Place, Range
 
 __all__ = [
@@ -59,7 +60,8 @@ def find(connection: apsw.Connection, branch: int) -> Branch | None:
 def get(connection: apsw.Connection, branch: int) -> Branch:
     """Return the branch of this number, which must exist."""
     found = find(connection, branch)
-    assert found is not None, f"branch {branch} is missing"
+    if found is None:
+        raise StorageDamaged("reading", f"branch {branch} is missing")
     return found
 
 
@@ -87,19 +89,35 @@ def path(connection: apsw.Connection, branch: int, position: int) -> Iterator[Ra
 
 
 def ranges_beyond(connection: apsw.Connection, path_from: Place, path_to: Place) -> list[Range]:
-    """Return what is on the path to `path_from` and not on the path to `path_to`."""
-    kept = {part.branch: part.last for part in path(connection, *path_to)}
-    return [
-        Range(part.branch, max(part.first, kept.get(part.branch, 0) + 1), part.last)
-        for part in path(connection, *path_from)
-        if part.last > kept.get(part.branch, 0)
-    ]
+    """Return what is on the path to `path_from` and not on the path to `path_to`.
+
+    Climbs from both only to where they meet. A branch is younger than its parent, so of two
+    different ones the younger cannot be on the other's way to the root.
+    """
+    beyond: list[Range] = []
+    (branch, position), (other, kept) = path_from, path_to
+    while branch != other:
+        if branch > other:
+            _, parent, start = get(connection, branch)
+            if position > start:
+                beyond.append(Range(branch, start + 1, position))
+            if parent is None:
+                return beyond
+            branch, position = parent, min(position, start)
+        else:
+            _, parent, start = get(connection, other)
+            other, kept = (0, 0) if parent is None else (parent, min(kept, start))
+    start = get(connection, branch).parent_position
+    if position > max(kept, start):
+        beyond.append(Range(branch, max(kept, start) + 1, position))
+    return beyond
 
 
 def first_of(connection: apsw.Connection, session: int) -> Place:
     """Return where `session` began: the start of its first branch."""
     row = connection.execute(FIRST, (session,)).get
-    assert isinstance(row, tuple), f"session {session} has no branch"
+    if not isinstance(row, tuple):
+        raise StorageDamaged("reading", f"session {session} has no branch")
     return Place(*row)
 
 

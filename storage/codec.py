@@ -17,7 +17,7 @@ import math
 from collections.abc import Mapping
 from typing import NamedTuple, Protocol, TypeAlias
 
-from .errors import Rejected
+from .errors import Rejected, StorageDamaged
 
 __all__ = [
     "DEFAULT_MAX_MESSAGE_BYTES",
@@ -106,16 +106,22 @@ def encode_message(
 
 
 def decode_message(role: str, content: Column, extra: Column) -> dict[str, object]:
-    """Return the message that `encode_message` took these columns from."""
+    """Return the message that `encode_message` took these columns from.
+
+    Raises `StorageDamaged` if they are not JSON any more.
+    """
     message: dict[str, object]
-    if content.__class__ is bytes:
-        message = {"role": role}
-        if content != ABSENT:
-            message["content"] = json.loads(content)
-    else:
-        message = {"role": role, "content": content}
-    if extra is not None:
-        message.update(json.loads(extra))
+    try:
+        if content.__class__ is bytes:
+            message = {"role": role}
+            if content != ABSENT:
+                message["content"] = json.loads(content)
+        else:
+            message = {"role": role, "content": content}
+        if extra is not None:
+            message.update(json.loads(extra))
+    except ValueError:  # whose text would quote the message
+        raise StorageDamaged("reading", "a message is not what was written") from None
     return message
 
 

@@ -59,6 +59,7 @@ class Committer:
         self._connection: Connection | None = None
         self._batch = 0
         self._doubtful: list[Operation] = []
+        self._to_scrub = False
         self.under_way: list[Operation] = []
         """The operations taken and not returned yet."""
         self.commits = 0
@@ -92,6 +93,8 @@ class Committer:
                 if not self._waiting or self._waiting.anybody_late(self._monotonic()):
                     return None
             else:
+                if isinstance(self.failure, StorageBusy):
+                    self.failing_since = self.failure = None
                 return connection
             self._pause(self._random.uniform(0, JITTER_S))
 
@@ -130,11 +133,13 @@ class Committer:
         attempt does without savepoints (a fifth of an append's time, measured), and only where
         one did write is the whole batch run again with them.
         """
+        start = connection.total_changes()
         for operation in batch:
             operation.error = None
             if savepoints:
                 connection.execute("SAVEPOINT operation")
             before = connection.total_changes()
+            operation.alone = before == start
             try:
                 operation.value = operation.run(connection)
             except Exception as error:
@@ -151,6 +156,7 @@ class Committer:
 
     def _run_alone(self, operation: Operation) -> None:
         """Run one operation of a lost batch again, in a transaction of its own."""
+        operation.alone = False
         while True:
             try:
                 connection = self._connected()
@@ -187,7 +193,10 @@ class Committer:
             else:
                 break
         if doubtful and doubtful[0].landed:
-            self._note_success(batch)
+            if _is_synced(self._connected()):
+                self._note_success(batch)
+            else:
+                self._fail(doubtful, error, unknown=True)
             return True
         if len(batch) == 1:
             self._fail(batch, error)
@@ -203,7 +212,8 @@ class Committer:
         self.operations += done
         self.largest_batch = max(self.largest_batch, done)
         self.failing_since = self.failure = None
-        if any(operation.scrub for operation in batch):
+        self._to_scrub = self._to_scrub or any(operation.scrub for operation in batch)
+        if self._to_scrub:
             self._scrub()
 
     def _note_failure(self, error: Exception) -> None:
@@ -224,19 +234,28 @@ class Committer:
     def _connected(self) -> Connection:
         if self._connection is None:
             connection = self._connect()
-            if self._doubtful:
-                landed = batches.last(connection, self._id) == self._batch
-                for operation in self._doubtful:
-                    operation.landed = landed
-                self._doubtful = []
+            try:
+                self._look_back(connection)
+            except BaseException:
+                close(connection)
+                raise
             self._connection = connection
         return self._connection
 
+    def _look_back(self, connection: Connection) -> None:
+        """Find out by the mark what became of the operations whose commit seemed to fail."""
+        if not self._doubtful:
+            return
+        landed = batches.last(connection, self._id) == self._batch
+        for operation in self._doubtful:
+            operation.landed = landed
+        self._doubtful = []
+
     def _scrub(self) -> None:
-        """Empty the log, which still holds what was removed, unless somebody reads from it."""
-        # If it cannot be done, because somebody reads or the disk says no, the next one does it.
+        """Empty the log, which still holds what was removed; if somebody reads, the next time."""
         with suppress(apsw.Error):
             self._connected().wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_TRUNCATE)
+            self._to_scrub = False
 
     def disconnect(self, *, forget: bool = True) -> None:
         """Close the connection; `forget` removes this writer's mark first, if that can be done."""
@@ -247,6 +266,19 @@ class Committer:
             with suppress(apsw.Error):  # the mark of a writer that is gone means nothing
                 batches.forget(connection, self._id)
         close(connection)
+
+
+def _is_synced(connection: Connection) -> bool:
+    """Copy the log into the file and sync it; return whether all of it is there.
+
+    A commit whose sync failed can be read from the system's cache and yet not be on disk, and
+    syncing the log again would not write it. See https://wiki.postgresql.org/wiki/Fsync_Errors.
+    """
+    try:
+        in_log, copied = connection.wal_checkpoint(mode=apsw.SQLITE_CHECKPOINT_PASSIVE)
+    except apsw.Error:
+        return False
+    return in_log == copied
 
 
 def _meant(error: Exception, *, unknown: bool = False) -> Exception:

@@ -29,6 +29,9 @@ class TurnkeeperError(Exception):
 class Rejected(TurnkeeperError):
     """The call is wrong; certain: nothing was written. Correct the call, do not repeat it.
 
+    One case is nobody's fault: field ``store``, for what a store that closes does not begin any
+    more. Send that again when it is open.
+
     `field` names the argument at fault, with a path into it where there is one
     (``message.tool_calls[0].id``); `problem` says what is wrong with it.
     """

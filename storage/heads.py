@@ -1,7 +1,8 @@
 """The movable pointer that a session is: compare and set.
 
-A head is compared whole and every change raises its revision, so one that was remembered
-either still holds or is noticed to be stale by the very statement that uses it.
+A head is compared by revision, branch and position, and whatever moves it raises the revision;
+so one that was remembered either still holds or is noticed to be stale by the very statement
+that uses it. Only a purge sets a head without moving it.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import apsw
 
 from .connect import Connection
+from .errors import StorageDamaged
 from .records import Head
 
 __all__ = ["bury", "get", "place", "swap"]
@@ -31,7 +33,8 @@ BURY = "UPDATE heads SET revision = ?, position = 0, opener = 0, redo = NULL WHE
 def get(connection: apsw.Connection, session: int) -> Head:
     """Return the head of a session that exists."""
     row = connection.execute(GET, (session,)).get
-    assert isinstance(row, tuple), f"session {session} has no head"
+    if not isinstance(row, tuple):
+        raise StorageDamaged("reading", f"session {session} has no head")
     key, revision, branch, position, at_tip, opener, redo = row
     return Head(key, revision, branch, position, at_tip == 1, opener, redo)
 

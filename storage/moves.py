@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import apsw
 
+from .errors import StorageDamaged
 from .places import Place
 from .records import Head, Move, MoveKind, State
 
@@ -97,7 +98,8 @@ def record(
 def undone(connection: apsw.Connection, session: int, revision: int) -> tuple[Place, int | None]:
     """Return where the undo at `revision` came from, and the redo that lies below it."""
     row = connection.execute(UNDONE, (session, revision)).get
-    assert isinstance(row, tuple), f"no move at revision {revision}"
+    if not isinstance(row, tuple):
+        raise StorageDamaged("reading", f"session {session} has no move at revision {revision}")
     branch, position, below = row
     return Place(branch, position), below
 

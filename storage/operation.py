@@ -18,11 +18,12 @@ class Operation:
     """One change on its way to the disk, and what became of it. To be derived from.
 
     `started` is true once a transaction has taken it; until then it can be withdrawn.
-    `landed` is true once it is known to be on disk. `scrub` asks that what it removes goes from
+    `landed` is true once it is known to be on disk. `alone` is true if nothing had been written
+    before it in the transaction of its last run, so that all it saw was on disk. `scrub` asks that what it removes goes from
     the log as well.
     """
 
-    __slots__ = ("deadline", "error", "landed", "started", "value")
+    __slots__ = ("alone", "deadline", "error", "landed", "started", "value")
 
     scrub = False
 
@@ -31,6 +32,7 @@ class Operation:
         self.error: Exception | None = None
         self.started = False
         self.landed = False
+        self.alone = False
         self.deadline = 0.0
 
     def run(self, connection: Connection) -> object:

@@ -8,13 +8,14 @@ Connections are opened when they are needed, at most `size` of them.
 from __future__ import annotations
 
 from collections.abc import Callable
+from threading import Lock
 from typing import TypeVar
 
 import apsw
 import trio
 
 from .connect import close, translated
-from .errors import Closed
+from .errors import Closed, StorageDamaged
 from .offload import Offload
 
 __all__ = ["Readers"]
@@ -32,6 +33,7 @@ class Readers:
         self._name = name
         self._offload = offload
         self._lent = trio.CapacityLimiter(size)
+        self._lock = Lock()  # for the two below, which several threads use
         self._idle: list[apsw.Connection] = []
         self._closed = False
 
@@ -50,14 +52,24 @@ class Readers:
             raise Closed("store", self._name)
         return await self._offload(lambda: self._answer(question), self._lent)
 
-    def close(self) -> None:
-        """Close the idle connections now and the lent ones as they come back."""
-        self._closed = True
-        while self._idle:
-            close(self._idle.pop())
+    async def close(self) -> None:
+        """Refuse new questions, wait for those under way, and close all connections.
+
+        Takes as long as the longest question, and that long again if it is cancelled.
+        """
+        with self._lock:
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            close(connection)
+        for _ in range(int(self._lent.total_tokens)):  # each comes free when its reader is done
+            await self._lent.acquire_on_behalf_of(object())
 
     def _answer(self, question: Callable[[apsw.Connection], T]) -> T:
-        connection = self._idle.pop() if self._idle else self._connect()
+        with self._lock:
+            connection = self._idle.pop() if self._idle else None
+        if connection is None:
+            connection = self._connect()
         sound = False
         try:
             with translated("reading"):
@@ -66,8 +78,12 @@ class Readers:
                 connection.execute("COMMIT")
             sound = True
             return found
+        except apsw.SQLError as error:  # the statements are ours, so the tables are not
+            raise StorageDamaged("reading", str(error)) from error
         finally:
-            if not sound or self._closed:
+            with self._lock:
+                again = sound and not self._closed
+                if again:
+                    self._idle.append(connection)
+            if not again:
                 close(connection)  # a transaction that is still open ends with it
-            else:
-                self._idle.append(connection)

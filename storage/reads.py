@@ -22,7 +22,7 @@ __all__ = ["all_messages", "head_of", "history", "info", "listed", "transcript"]
 INFO = """
 SELECT id, revision, position, meta, created_at, updated_at
 FROM sessions JOIN heads ON session = key
-WHERE buried IS NULL AND id = ?
+WHERE key = ?
 """
 LIST = """
 SELECT id, revision, position, meta, created_at, updated_at
@@ -82,7 +82,7 @@ def transcript(
 def all_messages(connection: apsw.Connection, head: Head | None) -> list[StoredMessage]:
     """Return every message that the session ever had on its path, with its state.
 
-    Ordered by revision, then position: as they were written. A message off the live path is in
+    Ordered as they were written. A message off the live path is in
     the state that the last move which took it off says.
     """
     if head is None:
@@ -107,7 +107,7 @@ def all_messages(connection: apsw.Connection, head: Head | None) -> list[StoredM
             state = _last_state(parts, message.position)
             if state is not None:
                 found.append(message._replace(state=state))
-    found.sort(key=_written)
+    found.sort(key=lambda message: message.id or 0)
     return found
 
 
@@ -118,21 +118,16 @@ def _last_state(parts: list[tuple[Range, State]], position: int) -> State | None
     return None
 
 
-def _written(message: StoredMessage) -> tuple[int, int]:
-    assert message.id is not None
-    return message.id, message.position
-
-
 def history(connection: apsw.Connection, head: Head | None) -> list[Move]:
     """Return every move of the session, oldest first."""
     return [] if head is None else moves.all_of(connection, head.session)
 
 
-def info(connection: apsw.Connection, id: str, life: int | None) -> SessionInfo | None:
+def info(connection: apsw.Connection, head: Head | None) -> SessionInfo | None:
     """Return what a list shows of the session; None if there is none."""
-    if head_of(connection, id, life) is None:
+    if head is None:
         return None
-    (found,) = map(_info, connection.execute(INFO, (id,)))
+    (found,) = map(_info, connection.execute(INFO, (head.session,)))
     return found
 
 

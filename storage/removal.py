@@ -77,20 +77,21 @@ def _trim(connection: Connection, branch: int) -> int:
     A branch that is not reached at all goes whole, and its parent is looked at next, whoever
     owns it, for the branch may have been what kept some of it.
     """
-    found = branches.find(connection, branch)
-    if found is None:
-        return 0  # gone already, with a child
-    reached = branches.child_starts(connection, branch)
-    if sessions.is_alive(connection, found.session):
-        head = heads.get(connection, found.session)
-        if head.branch == branch:
-            reached.append(head.position)
-        reached += moves.places_on(connection, found.session, branch)
-    removed = messages.remove_after(connection, branch, max(reached, default=0))
-    if not reached:
-        branches.remove(connection, branch)
-        if found.parent is not None:
-            removed += _trim(connection, found.parent)
+    removed = 0
+    at: int | None = branch
+    # A branch that is not there is gone already, with a child.
+    while at is not None and (found := branches.find(connection, at)) is not None:
+        reached = branches.child_starts(connection, at)
+        if sessions.is_alive(connection, found.session):
+            head = heads.get(connection, found.session)
+            if head.branch == at:
+                reached.append(head.position)
+            reached += moves.places_on(connection, found.session, at)
+        removed += messages.remove_after(connection, at, max(reached, default=0))
+        if reached:
+            break
+        branches.remove(connection, at)
+        at = found.parent
     return removed
 
 

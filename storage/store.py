@@ -1,8 +1,8 @@
 """The front door: open a store, hand changes to its writer, ask its readers.
 
-Whoever is above sees only this class and the nouns it takes and returns. Every write goes
-through `submit`, every read through one of the questions below. Reads see everything that was
-acknowledged before they were asked.
+Every write goes through `submit`, as an operation that runs one of the transaction bodies; every
+read is one of the questions below. Reads see everything that was acknowledged before they were
+asked.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from random import Random
+from typing import TypeVar
 
 import apsw
 import trio
@@ -20,6 +21,7 @@ import trio
 from . import reads
 from .beside import beside
 from .connect import (
+    PATIENCE_MS,
     Connection,
     Synchronous,
     close,
@@ -32,11 +34,13 @@ from .connect import (
 from .errors import Rejected
 from .offload import Offload, in_thread
 from .readers import Readers
-from .records import Move, SessionInfo, StoredMessage, Transcript
+from .records import Head, Move, Read, SessionInfo, StoredMessage, Transcript
 from .schema import define_guard, migrate
 from .writer import Writer, WriterStatistics
 
 __all__ = ["Store", "open_store"]
+
+T = TypeVar("T")
 
 READERS = 4
 """Reads at the same time. A guess: more only queue for the interpreter's lock."""
@@ -65,8 +69,8 @@ class Store:
         last: int | None = None,
         after: int = 0,
         hidden: bool = False,
-    ) -> tuple[Transcript, int | None]:
-        """Return the session's transcript and its number in the file (None: not there yet).
+    ) -> Read[Transcript]:
+        """Return the session's transcript.
 
         `last` keeps only so many of the newest messages, `after` those after a position;
         `hidden` rows are left out unless asked for. `life` is the number of the session that
@@ -74,28 +78,31 @@ class Store:
         `StorageError`. A cancellation leaves nothing behind.
         """
 
-        def question(connection: apsw.Connection) -> tuple[Transcript, int | None]:
-            head = reads.head_of(connection, id, life)
-            found = reads.transcript(connection, id, head, last=last, after=after, hidden=hidden)
-            return found, None if head is None else head.session
+        def question(connection: apsw.Connection, head: Head | None) -> Transcript:
+            return reads.transcript(connection, id, head, last=last, after=after, hidden=hidden)
 
-        return await self._readers.ask(question)
+        return await self._ask(id, life, question)
 
-    async def all_messages(self, id: str, *, life: int | None = None) -> list[StoredMessage]:
+    async def all_messages(self, id: str, *, life: int | None = None) -> Read[list[StoredMessage]]:
         """Return every message the session ever had, with its state, in the order written."""
-        return await self._readers.ask(
-            lambda connection: reads.all_messages(connection, reads.head_of(connection, id, life))
-        )
+        return await self._ask(id, life, reads.all_messages)
 
-    async def history(self, id: str, *, life: int | None = None) -> list[Move]:
+    async def history(self, id: str, *, life: int | None = None) -> Read[list[Move]]:
         """Return every move of the session, oldest first."""
-        return await self._readers.ask(
-            lambda connection: reads.history(connection, reads.head_of(connection, id, life))
-        )
+        return await self._ask(id, life, reads.history)
 
-    async def info(self, id: str, *, life: int | None = None) -> SessionInfo | None:
+    async def info(self, id: str, *, life: int | None = None) -> Read[SessionInfo | None]:
         """Return what a list shows of the session; None if there is none."""
-        return await self._readers.ask(lambda connection: reads.info(connection, id, life))
+        return await self._ask(id, life, reads.info)
+
+    async def _ask(
+        self, id: str, life: int | None, question: Callable[[apsw.Connection, Head | None], T]
+    ) -> Read[T]:
+        def ask(connection: apsw.Connection) -> Read[T]:
+            head = reads.head_of(connection, id, life)
+            return Read(question(connection, head), None if head is None else head.session)
+
+        return await self._readers.ask(ask)
 
     async def sessions(self, *, after: str = "", limit: int = 100) -> list[SessionInfo]:
         """Return at most `limit` sessions whose ids come after `after`, ordered by id."""
@@ -133,7 +140,8 @@ async def open_store(
     Raises `Rejected` for a path that cannot be one; `StorageDamaged` if something else is
     there (a folder, an empty file, garbage, another program's database, a newer store), its
     bytes unchanged; `StorageFailed` if it or its folder cannot be written; `StorageBusy` if
-    another process holds it. Leaving waits for what was handed over: see `Writer.run`.
+    another process holds it for ten seconds. Leaving waits for what was handed over, see
+    `Writer.run`, and for the reads under way.
     """
     place = _checked(path)
     chance = Random() if random is None else random
@@ -146,10 +154,15 @@ async def open_store(
     def prepare() -> None:
         if not inspect(place):
             create(place, migrate, vfs=vfs)
+        log = Path(f"{place}-wal")
         with opening(place):
             connection = connect()
             try:
-                _bring_up_to_date(connection, monotonic, chance)
+                connection.set_busy_timeout(PATIENCE_MS)
+                # A file that is refused keeps its log: closing must not move that into it.
+                keep = log.exists() and log.stat().st_size > 0
+                connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, int(keep))
+                migrate(connection)
             finally:
                 close(connection)
 
@@ -161,29 +174,16 @@ async def open_store(
         async with beside(writer.run, writer.close):
             yield Store(place, writer, readers)
     finally:
-        readers.close()
+        with trio.CancelScope(shield=True):
+            await readers.close()
 
 
 def _checked(path: str | os.PathLike[str]) -> Path:
-    name = os.fspath(path)
-    if not name or "\0" in name:
+    if not isinstance(path, (str, os.PathLike)):
+        raise Rejected("path", f"must be a string or a path, not {type(path).__name__}")
+    name: str | bytes = os.fspath(path)  # a path may be bytes, whatever its type says
+    if not isinstance(name, str) or not name or "\0" in name:
         raise Rejected("path", "must be the name of a file")
     if name == ":memory:" or name.startswith("file:"):
         raise Rejected("path", "must name a file on disk; a store in memory would lose everything")
     return Path(name).absolute()
-
-
-def _bring_up_to_date(
-    connection: apsw.Connection, monotonic: Callable[[], float], random: Random
-) -> None:
-    """Migrate, waiting for whoever holds the file, at most ten seconds."""
-    give_up = monotonic() + 10
-    while True:
-        try:
-            migrate(connection)
-        except apsw.BusyError:
-            if monotonic() >= give_up:
-                raise
-            time.sleep(random.uniform(0, 0.01))
-        else:
-            return

@@ -131,7 +131,9 @@ class Writer:
             self._closed = True
             left = self._unsettled[::-1] + self._committer.under_way + self._waiting.take()
             for operation in left:
-                operation.error = StorageFailed("writing", f"a bug: {bug!r}", unknown=True)
+                operation.error = StorageFailed(
+                    "writing", f"a bug: {type(bug).__name__}", unknown=True
+                )
                 with suppress(Exception):  # another one must not keep the rest waiting
                     operation.settle()
             raise

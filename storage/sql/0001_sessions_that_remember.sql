@@ -17,7 +17,7 @@ CREATE TABLE heads (
     revision   INTEGER NOT NULL,
     branch     INTEGER NOT NULL,   -- the head: this branch ...
     position   INTEGER NOT NULL,   -- ... up to this position
-    at_tip     INTEGER NOT NULL,   -- 1: the next append extends the branch; 0: it starts a new one
+    at_tip     INTEGER NOT NULL CHECK (at_tip IN (0, 1)),   -- 1: the next append extends the branch; 0: it starts a new one
     opener     INTEGER NOT NULL,   -- position of the message that opened the head's turn, or 0
     redo       INTEGER,            -- revision of the undo that a redo takes back
     updated_at REAL    NOT NULL
@@ -37,10 +37,10 @@ CREATE TABLE messages (
     id         INTEGER PRIMARY KEY AUTOINCREMENT,
     session    INTEGER NOT NULL,
     branch     INTEGER NOT NULL,
-    position   INTEGER NOT NULL,
+    position   INTEGER NOT NULL CHECK (position >= 1),
     revision   INTEGER NOT NULL,
     opener     INTEGER NOT NULL,   -- position of the message that opened this turn; its own if it did
-    hidden     INTEGER NOT NULL,
+    hidden     INTEGER NOT NULL CHECK (hidden IN (0, 1)),
     append_id  INTEGER NOT NULL,
     created_at REAL    NOT NULL,
     caller_key TEXT,

@@ -13,7 +13,7 @@ import apsw
 import pytest
 import trio
 import trio.testing
-from support import A, Disk, U, failing_disk, said
+from support import A, Disk, Gate, U, failing_disk, said
 
 from turnkeeper.actors import (
     Appended,
@@ -708,3 +708,49 @@ async def test_behind_one_that_alone_is_refused_those_handed_over_with_it_are_ke
     assert await states(session) == {"1": "live"}
     await session.append(U("4"))
     assert said(await session.transcript()) == ["1", "2", "3", "4"]
+
+
+async def test_a_redelivery_is_kept_though_the_first_was_given_up_in_the_same_batch(
+    path: Path,
+) -> None:
+    """The duplicate was one of a row that was never committed, and whose asker has gone."""
+    gate = Gate()
+    clock = itertools.count(0.0, 3.0)
+    with failing_disk() as disk:
+        async with open_sessions(
+            path, offload=gate, vfs=disk.name, monotonic=lambda: next(clock)
+        ) as sessions:
+            session = sessions["a"]
+            await session.append(U("1"))
+            errors: dict[str, StorageError] = {}
+
+            async def ask(name: str, scope: trio.CancelScope) -> None:
+                with scope:
+                    try:
+                        await session.append(U("2"), key="k")
+                    except StorageError as error:
+                        errors[name] = error
+
+            first = trio.CancelScope()
+            async with trio.open_nursery() as nursery:
+                gate.shut("begin")
+                nursery.start_soon(session.append, A("in front"))
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.start_soon(ask, "first", first)
+                await trio.testing.wait_all_tasks_blocked()
+                nursery.start_soon(ask, "again", trio.CancelScope())
+                await trio.testing.wait_all_tasks_blocked()
+                gate.may_begin.set()
+                gate.shut("begin")
+                await trio.testing.wait_all_tasks_blocked()
+                disk.write_error = disk.open_error = apsw.IOError
+                gate.shut("end")
+                gate.may_begin.set()
+                await trio.testing.wait_all_tasks_blocked()
+                first.cancel()
+                gate.may_end.set()
+            disk.write_error = disk.open_error = None
+            assert not errors["first"].kept
+            assert errors["again"].kept
+            await session.append(U("3"))
+            assert said(await session.transcript()) == ["1", "in front", "2", "3"]

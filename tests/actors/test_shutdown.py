@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -476,3 +477,24 @@ async def test_a_store_that_is_left_at_once_leaves_nothing_behind(tmp_path: Path
     async with open_sessions(tmp_path / "state.db", offload=inline):
         pass
     assert os.listdir(tmp_path) == ["state.db"]
+
+
+async def test_a_read_under_way_is_over_and_its_connection_closed_when_the_block_ends(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "state.db"
+    reading = threading.Event()
+    go_on = threading.Event()
+
+    def question(connection: Connection) -> object:
+        reading.set()
+        assert go_on.wait(10)
+        return connection.execute("SELECT 1").get
+
+    async with trio.open_nursery() as nursery:
+        async with open_sessions(path) as sessions:
+            await sessions["a"].append(U("x"))
+            nursery.start_soon(sessions._store._readers.ask, question)
+            await trio.to_thread.run_sync(reading.wait)
+            threading.Timer(0, go_on.set).start()
+        assert not [name for name in descriptors() if name.startswith(str(path))]

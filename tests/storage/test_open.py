@@ -473,3 +473,40 @@ async def test_a_store_that_was_killed_opens_with_all_that_was_acknowledged(
     async with open_sessions(tmp_path / "copy" / "state.db", offload=inline) as sessions:
         assert said(await sessions["a"].transcript()) == [f"{number}" for number in range(20)]
         await sessions["a"].append(U("more"))
+
+
+async def test_a_newer_store_that_was_not_closed_keeps_its_log(tmp_path: Path) -> None:
+    """Closing the last connection moves the log into the file; a refusal must not do that."""
+    path = tmp_path / "state.db"
+    await make(path)
+    copy = tmp_path / "copy"
+    copy.mkdir()
+    with closing(apsw.Connection(str(path))) as connection:
+        connection.pragma("user_version", VERSION + 1)
+        for name in ("state.db", "state.db-wal"):  # as a killed process leaves them
+            (copy / name).write_bytes((tmp_path / name).read_bytes())
+    before = {name: bytes for name, bytes in contents(copy).items() if name != "state.db-shm"}
+    assert before["state.db-wal"]
+    with pytest.raises(StorageDamaged, match="newer than version"):
+        async with open_sessions(copy / "state.db", offload=inline):
+            pass
+    after = {name: bytes for name, bytes in contents(copy).items() if name != "state.db-shm"}
+    assert after == before
+
+
+async def test_what_is_damaged_inside_is_said_to_be_so_when_it_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    await make(path)
+    with closing(apsw.Connection(str(path))) as connection:
+        connection.execute("DROP TRIGGER messages_stay; UPDATE messages SET extra = '{secret'")
+    async with open_sessions(path, offload=inline) as sessions:
+        with pytest.raises(StorageDamaged) as caught:
+            await sessions["a"].transcript()
+        assert "secret" not in str(caught.value)
+    with closing(apsw.Connection(str(path))) as connection:
+        connection.execute("DROP TRIGGER heads_keep; DELETE FROM heads")
+    async with open_sessions(path, offload=inline) as sessions:
+        with pytest.raises(StorageDamaged):
+            await sessions["a"].transcript()
+        with pytest.raises(StorageDamaged):
+            await sessions["a"].append(U("x"))

@@ -85,7 +85,7 @@ async def test_one_question_sees_one_moment(tmp_path: Path) -> None:
             nursery.start_soon(write)
             assert await readers.ask(question) == (1, 1)
         assert await readers.ask(lambda c: c.execute("SELECT count(*) FROM messages").get) == 2
-        readers.close()
+        await readers.close()
 
 
 @pytest.mark.parametrize("offload", [inline, in_thread], ids=["inline", "threads"])
@@ -251,7 +251,7 @@ async def test_readers_wait_in_order_for_a_free_connection(tmp_path: Path) -> No
         gate.set()
     assert sorted(order) == [0, 1, 2, 3, 4]
     assert len(made) == 2
-    readers.close()
+    await readers.close()
     with pytest.raises(Closed):
         await readers.ask(wait)
     for connection in made:
@@ -276,7 +276,7 @@ async def test_a_question_that_fails_costs_its_connection_and_no_other(tmp_path:
             await readers.ask(fail)
         assert await readers.ask(lambda c: c.execute("SELECT 1").get) == 1
     assert len(made) == 4
-    readers.close()
+    await readers.close()
 
 
 async def test_a_reading_connection_cannot_write(tmp_path: Path) -> None:

@@ -4,10 +4,11 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
-from support import A, U, count, said, tables, turns
+from support import A, Job, Told, U, count, said, tables, turns
 
+from turnkeeper import storage
 from turnkeeper.actors import Closed, Rejected, open_sessions
-from turnkeeper.storage import inline
+from turnkeeper.storage import Connection, Draft, inline, open_store
 
 
 async def test_a_delete_leaves_what_forks_reach_at_any_depth(tmp_path: Path) -> None:
@@ -244,3 +245,25 @@ async def test_delete_and_purge_of_what_is_not_there_do_nothing(tmp_path: Path) 
         assert purged is not None
         assert purged.messages == 0
         assert tables(path) == before
+
+
+@pytest.mark.parametrize("end", ["delete", "purge"])
+async def test_a_session_of_thousands_of_retries_can_be_removed(tmp_path: Path, end: str) -> None:
+    """Each retry forks off the one before: a branch for each, one behind the other."""
+    retries = 3_000
+    path = tmp_path / "state.db"
+    async with open_store(path, offload=inline) as store:
+
+        def grow(connection: Connection) -> None:
+            for number in range(retries):
+                storage.append(connection, Told("a", number), Draft("user", "x", None, False, True))
+                storage.append(connection, Told("a", number), Draft("assistant", "y", None))
+                storage.restore(connection, Told("a", number), 2 + 3 * number)
+
+        job = Job(grow)
+        store.submit(job)
+        await job.outcome()
+        ended = Job(lambda connection: getattr(storage, end)(connection, Told("a")))
+        store.submit(ended)
+        await ended.outcome()
+    assert count(path, "messages") == (0 if end == "delete" else retries)
