@@ -152,7 +152,7 @@ def two_messages_have_changed_places(
         lambda model: len(model.path) > 1 and not model.forks and model.path[-2] in model.own,
     )
     one, other = model.path[-2:]
-    for row, position in ((one, -1), (other, one.position), (one, other.position)):
+    for row, position in ((one, 10**9), (other, one.position), (one, other.position)):
         connection.execute("UPDATE messages SET position = ? WHERE id = ?", (position, row.id))
     return id
 
