@@ -94,6 +94,7 @@ class SessionActor:
         """Accept `ask`; it is answered once, after all that was accepted before it."""
         ask.actor = self
         if self._under_way:
+            ask.deadline = self._house.store.deadline()  # waiting here counts
             self.mailbox.put(ask)
         else:  # idle: nothing waits
             self._hand_over(ask, None)
@@ -236,7 +237,7 @@ class SessionActor:
         message = ask.message
         if not isinstance(message, (Append, Extend)) or isinstance(error, StorageDamaged):
             return
-        if ask.abandoned or ask.at is not None:
+        if ask.abandoned or ask.at is not None or self._house.store.closed:
             return
         attempt = ask if error.unknown else None
         found = ask.found if ask.alone else None  # else it may be of what was rolled back

@@ -87,6 +87,7 @@ class Ask(Operation, Generic[T]):
         self._answered = False
         self._task: trio.lowlevel.Task | None = None
 
+    @trio.lowlevel.enable_ki_protection
     async def answer(self) -> T:
         """Return the receipt, or raise the error that it was answered with.
 

@@ -42,6 +42,7 @@ class Recovery:
         self._ids[actor.id] = None
         self._something.value = True
 
+    @trio.lowlevel.enable_ki_protection
     async def run(self) -> None:
         """Try for ever. A cancellation withdraws the tries that have not started."""
         while True:

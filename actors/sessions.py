@@ -173,6 +173,7 @@ class _Scrubbing(Ask[T]):
 
 
 @asynccontextmanager
+@trio.lowlevel.enable_ki_protection
 async def open_sessions(
     path: str | os.PathLike[str],
     *,

@@ -15,6 +15,9 @@ from .conversation import CarrierFormat, NotRetryable, retry_text, split
 
 __all__ = ["Take", "for_retry", "for_undo"]
 
+NO_LIMIT = 2**63 - 1
+"""A scaffold is a part of a message that was taken once already."""
+
 Take: TypeAlias = Callable[[JSONObject], TakenBack]
 
 
@@ -42,4 +45,8 @@ def for_retry(format: CarrierFormat) -> Take:
 
 def _scaffold(message: JSONObject, format: CarrierFormat) -> Draft | None:
     halves = split(message, format)
-    return None if halves is None else Draft(*encode_message(halves.scaffold), hidden=True)
+    return (
+        None
+        if halves is None
+        else Draft(*encode_message(halves.scaffold, max_bytes=NO_LIMIT), hidden=True)
+    )

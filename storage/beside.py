@@ -15,6 +15,7 @@ __all__ = ["beside"]
 
 
 @asynccontextmanager
+@trio.lowlevel.enable_ki_protection
 async def beside(
     task: Callable[[], Awaitable[None]],
     end: Callable[[], None] | None = None,

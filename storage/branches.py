@@ -18,10 +18,10 @@ from .places import Place, Range
 __all__ = [
     "Branch",
     "add",
-    "child_starts",
     "find",
     "first_of",
     "get",
+    "last_child_start",
     "locate",
     "of_session",
     "path",
@@ -33,7 +33,7 @@ ADD = "INSERT INTO branches (session, parent, parent_position) VALUES (?, ?, ?)"
 GET = "SELECT session, parent, parent_position FROM branches WHERE id = ?"
 FIRST = "SELECT id, parent_position FROM branches WHERE session = ? ORDER BY id LIMIT 1"
 OF_SESSION = "SELECT id FROM branches WHERE session = ? ORDER BY id DESC"
-CHILD_STARTS = "SELECT parent_position FROM branches WHERE parent = ?"
+LAST_CHILD_START = "SELECT max(parent_position) FROM branches WHERE parent = ?"
 REMOVE = "DELETE FROM branches WHERE id = ?"
 
 
@@ -126,9 +126,10 @@ def of_session(connection: apsw.Connection, session: int) -> list[int]:
     return [id for (id,) in connection.execute(OF_SESSION, (session,))]
 
 
-def child_starts(connection: apsw.Connection, branch: int) -> list[int]:
-    """Return the positions after which other branches start on `branch`."""
-    return [position for (position,) in connection.execute(CHILD_STARTS, (branch,))]
+def last_child_start(connection: apsw.Connection, branch: int) -> int | None:
+    """Return the last position after which another branch starts on `branch`; None for none."""
+    position = connection.execute(LAST_CHILD_START, (branch,)).get
+    return position if isinstance(position, int) else None
 
 
 def remove(connection: apsw.Connection, branch: int) -> None:

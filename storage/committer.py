@@ -21,7 +21,7 @@ import apsw
 
 from . import batches
 from .connect import Connection, close, storage_error
-from .errors import StorageBusy, StorageError
+from .errors import StorageBusy, StorageDamaged, StorageError
 from .operation import Operation, Waiting
 
 __all__ = ["PATIENCE_S", "Committer"]
@@ -82,6 +82,10 @@ class Committer:
                 self._run_alone(operation)
         self.under_way = []
         return batch
+
+    def fail_waiting(self, error: StorageError) -> list[Operation]:
+        """Fail all that waits with `error` and return it."""
+        return self._fail(self._waiting.take(), error)
 
     def _begin(self) -> Connection | None:
         """Begin a transaction; None as soon as nobody waits for it, or somebody has for too long."""
@@ -163,7 +167,7 @@ class Committer:
                 connection.execute("BEGIN IMMEDIATE")
                 break
             except (apsw.BusyError, StorageBusy) as error:
-                if self._monotonic() >= operation.deadline:
+                if operation.deadline is None or self._monotonic() >= operation.deadline:
                     self._fail([operation], error)
                     return
             except (apsw.Error, StorageError) as error:
@@ -285,6 +289,8 @@ def _meant(error: Exception, *, unknown: bool = False) -> Exception:
     """Return what `error` means to a caller; each caller gets an object of its own."""
     if isinstance(error, StorageError):
         meant: StorageError | None = type(error)(error.doing, error.detail, unknown=unknown)
+    elif isinstance(error, apsw.SQLError):  # the statements are ours, so the tables are not
+        meant = StorageDamaged("writing", str(error))
     elif isinstance(error, apsw.Error):
         meant = storage_error(error, "writing")
     else:

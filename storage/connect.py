@@ -9,6 +9,7 @@ damaged store.
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from collections.abc import Callable, Iterator
@@ -127,7 +128,9 @@ def inspect(path: Path) -> bool:
     folder = path.parent
     if not folder.is_dir():
         raise StorageFailed(doing, f"there is no folder {str(folder)!r}")
-    if not path.exists():
+    with translated(doing):
+        is_there = path.exists()
+    if not is_there:
         if not _may(folder, os.W_OK | os.X_OK):
             raise StorageFailed(doing, "its folder is read-only, and the file does not exist")
         return False
@@ -135,8 +138,8 @@ def inspect(path: Path) -> bool:
         raise StorageDamaged(doing, "it is a folder")
     if not path.is_file():
         raise StorageDamaged(doing, "it is not a regular file")
-    with translated(doing), path.open("rb") as file:
-        header = file.read(100)
+    with translated(doing):
+        header = _first_bytes(path, 100)
     if not header:
         raise StorageDamaged(doing, "the file is empty: not a store, or one whose data is gone")
     if len(header) < 100 or not header.startswith(MAGIC):
@@ -149,6 +152,26 @@ def inspect(path: Path) -> bool:
     if not _may(folder, os.W_OK | os.X_OK):
         raise StorageFailed(doing, "its folder is read-only, and SQLite keeps its log beside it")
     return True
+
+
+def _first_bytes(path: Path, most: int) -> bytes:
+    """Return the beginning of the file, read through SQLite's own file layer.
+
+    Never with `open`: closing any descriptor of a file drops all POSIX locks that the process
+    holds on it, also those of a store that it has open. Another program would then take itself
+    for the last one, and delete the log that we write to.
+    See https://www.sqlite.org/howtocorrupt.html, section 2.2.
+    """
+    if not _may(path, os.R_OK):
+        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    size = min(most, path.stat().st_size)
+    if size == 0:
+        return b""
+    file = apsw.VFSFile("", str(path), [apsw.SQLITE_OPEN_MAIN_DB | apsw.SQLITE_OPEN_READONLY, 0])
+    try:
+        return file.xRead(size, 0)
+    finally:
+        file.xClose()
 
 
 def _may(path: Path, mode: int) -> bool:
@@ -189,6 +212,8 @@ def open_writer(path: Path, *, synchronous: Synchronous, vfs: str | None) -> Con
         connection = Connection(path, vfs=vfs)
         with _closed_on_error(connection):
             _house_rules(connection, synchronous)
+            if connection.pragma("journal_mode", "wal") != "wal":  # a copy may have lost it
+                raise StorageFailed("opening the store", "it cannot keep a write-ahead log here")
             connection.pragma("cache_size", -CACHE_KIB)
             connection.pragma("journal_size_limit", LOG_KIB * 1024)
             connection.pragma("secure_delete", True)

@@ -19,8 +19,8 @@ __all__ = [
     "Taken",
     "all_of",
     "first_after",
+    "last_place_on",
     "last_until",
-    "places_on",
     "record",
     "remove_all",
     "taken",
@@ -50,9 +50,11 @@ TAKEN = """
 SELECT kind, from_branch, from_position, to_branch, to_position
 FROM moves WHERE session = ? ORDER BY revision
 """
-PLACES_ON = """
-SELECT from_position FROM moves WHERE session = ?1 AND from_branch = ?2
-UNION SELECT to_position FROM moves WHERE session = ?1 AND to_branch = ?2
+LAST_PLACE_ON = """
+SELECT max(position) FROM (
+    SELECT from_position AS position FROM moves WHERE session = ?1 AND from_branch = ?2
+    UNION ALL SELECT to_position FROM moves WHERE session = ?1 AND to_branch = ?2
+)
 """
 REMOVE_ALL = "DELETE FROM moves WHERE session = ?"
 
@@ -131,9 +133,10 @@ def taken(connection: apsw.Connection, session: int) -> list[Taken]:
     ]
 
 
-def places_on(connection: apsw.Connection, session: int, branch: int) -> list[int]:
-    """Return the positions of `branch` where a head of `session` has been, before or after a move."""
-    return [position for (position,) in connection.execute(PLACES_ON, (session, branch))]
+def last_place_on(connection: apsw.Connection, session: int, branch: int) -> int | None:
+    """Return the last position of `branch` where a move of `session` began or ended; or None."""
+    position = connection.execute(LAST_PLACE_ON, (session, branch)).get
+    return position if isinstance(position, int) else None
 
 
 def remove_all(connection: apsw.Connection, session: int) -> None:

@@ -7,6 +7,8 @@ from typing import Protocol, TypeVar
 
 import trio
 
+from .errors import StorageFailed
+
 __all__ = ["Offload", "in_thread", "inline"]
 
 T = TypeVar("T")
@@ -23,8 +25,23 @@ class Offload(Protocol):
 
 
 async def in_thread(work: Callable[[], T], limiter: trio.CapacityLimiter, /) -> T:
-    """Do the work in one of trio's worker threads; waits for a token in order of arrival."""
-    return await trio.to_thread.run_sync(work, limiter=limiter)
+    """Do the work in one of trio's worker threads; waits for a token in order of arrival.
+
+    Raises `StorageFailed` if the system does not give us a thread; nothing was done then.
+    """
+    begun = False
+
+    def begin() -> T:
+        nonlocal begun
+        begun = True
+        return work()
+
+    try:
+        return await trio.to_thread.run_sync(begin, limiter=limiter)
+    except RuntimeError as error:
+        if begun:
+            raise
+        raise StorageFailed("starting a thread", str(error)) from error
 
 
 async def inline(work: Callable[[], T], limiter: trio.CapacityLimiter, /) -> T:

@@ -33,7 +33,7 @@ class Operation:
         self.started = False
         self.landed = False
         self.alone = False
-        self.deadline = 0.0
+        self.deadline: float | None = None  # set when it is handed over, if not before
 
     def run(self, connection: Connection) -> object:
         """Make the change; may be called more than once, each time from the beginning."""
@@ -80,13 +80,17 @@ class Waiting:
     def anybody_late(self, now: float) -> bool:
         """Return True if some operation's deadline has come."""
         with self._lock:
-            return any(operation.deadline <= now for operation in self._operations)
+            return any(_is_late(operation, now) for operation in self._operations)
 
     def take_late(self, now: float) -> list[Operation]:
         """Take the operations whose deadline has come; they have started, and failed."""
         with self._lock:
-            late = [operation for operation in self._operations if operation.deadline <= now]
+            late = [operation for operation in self._operations if _is_late(operation, now)]
             for operation in late:
                 operation.started = True
                 self._operations.remove(operation)
         return late
+
+
+def _is_late(operation: Operation, now: float) -> bool:
+    return operation.deadline is not None and operation.deadline <= now

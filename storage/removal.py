@@ -9,6 +9,7 @@ on the writing connection overwrites what goes.
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -66,33 +67,38 @@ def _at_home(connection: Connection, head: Head) -> Head:
 
 
 def _retire(connection: Connection, session: int) -> int:
-    """Forget the moves of `session`, and remove what nobody reaches then; return how much."""
-    moves.remove_all(connection, session)
-    return sum(_trim(connection, branch) for branch in branches.of_session(connection, session))
+    """Forget the moves of `session`, and remove what nobody reaches then; return how much.
 
-
-def _trim(connection: Connection, branch: int) -> int:
-    """Remove what `branch` holds and nobody reaches; return how many messages that were.
-
-    A branch that is not reached at all goes whole, and its parent is looked at next, whoever
-    owns it, for the branch may have been what kept some of it.
+    A branch that is not reached at all goes whole, and its parent is looked at after it,
+    whoever owns that, for the branch may have been what kept some of it. A parent is older than
+    its children, so that the youngest comes first means that each is looked at once.
     """
+    moves.remove_all(connection, session)
     removed = 0
-    at: int | None = branch
-    # A branch that is not there is gone already, with a child.
-    while at is not None and (found := branches.find(connection, at)) is not None:
-        reached = branches.child_starts(connection, at)
-        if sessions.is_alive(connection, found.session):
-            head = heads.get(connection, found.session)
-            if head.branch == at:
-                reached.append(head.position)
-            reached += moves.places_on(connection, found.session, at)
-        removed += messages.remove_after(connection, at, max(reached, default=0))
-        if reached:
-            break
-        branches.remove(connection, at)
-        at = found.parent
+    seen = set(branches.of_session(connection, session))
+    youngest_first = [-branch for branch in seen]
+    heapq.heapify(youngest_first)
+    while youngest_first:
+        branch = -heapq.heappop(youngest_first)
+        owner, parent, _ = branches.get(connection, branch)
+        reached = _reached(connection, branch, owner)
+        removed += messages.remove_after(connection, branch, reached or 0)
+        if reached is None:
+            branches.remove(connection, branch)
+            if parent is not None and parent not in seen:
+                seen.add(parent)
+                heapq.heappush(youngest_first, -parent)
     return removed
+
+
+def _reached(connection: Connection, branch: int, owner: int) -> int | None:
+    """Return the last position of `branch` that somebody reaches; None if nobody needs it."""
+    reached = [branches.last_child_start(connection, branch)]
+    if sessions.is_alive(connection, owner):
+        head = heads.get(connection, owner)
+        reached.append(head.position if head.branch == branch else None)
+        reached.append(moves.last_place_on(connection, owner, branch))
+    return max((position for position in reached if position is not None), default=None)
 
 
 @contextmanager

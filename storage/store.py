@@ -53,6 +53,8 @@ class Store:
         self.path = path
         self.submit = writer.submit
         """Hand a change to the writer; see `Writer.submit`."""
+        self.deadline = writer.deadline
+        """Until when something that comes now waits for a busy file."""
         self.withdraw = writer.withdraw
         """Take a change back if it has not started; see `Writer.withdraw`."""
         self._writer = writer
@@ -60,6 +62,11 @@ class Store:
 
     def __repr__(self) -> str:
         return f"<Store {str(self.path)!r}: {self._writer!r}, {self._readers!r}>"
+
+    @property
+    def closed(self) -> bool:
+        """True once no change is taken any more."""
+        return self._writer.closed
 
     async def transcript(
         self,
@@ -121,6 +128,7 @@ class Store:
 
 
 @asynccontextmanager
+@trio.lowlevel.enable_ki_protection
 async def open_store(
     path: str | os.PathLike[str],
     *,
@@ -186,4 +194,9 @@ def _checked(path: str | os.PathLike[str]) -> Path:
         raise Rejected("path", "must be the name of a file")
     if name == ":memory:" or name.startswith("file:"):
         raise Rejected("path", "must name a file on disk; a store in memory would lose everything")
-    return Path(name).absolute()
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        raise Rejected("path", "must be UTF-8, for SQLite's sake") from None
+    # Not behind a symbolic link: the log stands beside the file that is meant.
+    return Path(os.path.realpath(name))

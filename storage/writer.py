@@ -94,9 +94,19 @@ class Writer:
         """
         if self._closed:
             raise Closed("store", self._name)
-        operation.deadline = self._monotonic() + PATIENCE_S
+        if operation.deadline is None:
+            operation.deadline = self.deadline()
         if self._waiting.put(operation):
             self._work.set()
+
+    @property
+    def closed(self) -> bool:
+        """True once nothing is taken any more."""
+        return self._closed
+
+    def deadline(self) -> float:
+        """Return until when something that comes now waits for a busy file."""
+        return self._monotonic() + PATIENCE_S
 
     @trio.lowlevel.enable_ki_protection
     def withdraw(self, operation: Operation) -> bool:
@@ -122,11 +132,15 @@ class Writer:
                         await self._work.wait()
                         continue
                     # No local name for the batch: it would live until the next one has ended.
-                    self._unsettled = await self._offload(self._committer.cycle, self._limiter)
+                    try:
+                        self._unsettled = await self._offload(self._committer.cycle, self._limiter)
+                    except StorageError as error:  # no thread could be had
+                        self._unsettled = self._committer.fail_waiting(error)
                     self._unsettled.reverse()
                     while self._unsettled:
                         self._unsettled.pop().settle()
-                await self._offload(self._committer.disconnect, self._limiter)
+                with suppress(StorageError):  # no thread: closing then waits for the last reader's
+                    await self._offload(self._committer.disconnect, self._limiter)
         except BaseException as bug:  # of ours; nobody may be left waiting for ever
             self._closed = True
             left = self._unsettled[::-1] + self._committer.under_way + self._waiting.take()

@@ -30,7 +30,7 @@ CREATE TABLE branches (
     parent_position INTEGER NOT NULL   -- its own messages stand after this position
 ) STRICT;
 CREATE INDEX branches_by_session ON branches (session);
-CREATE INDEX branches_by_parent ON branches (parent) WHERE parent IS NOT NULL;
+CREATE INDEX branches_by_parent ON branches (parent, parent_position) WHERE parent IS NOT NULL;
 
 -- The small columns come first: a walk over them then never reads a long content's pages.
 CREATE TABLE messages (

@@ -767,10 +767,10 @@ def what_is_kept_is_kept_in_front(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def a_purge_overlooks_the_forks(monkeypatch: pytest.MonkeyPatch) -> None:
-    def child_starts(connection: apsw.Connection, branch: int) -> list[int]:
-        return []
+    def last_child_start(connection: apsw.Connection, branch: int) -> int | None:
+        return None
 
-    monkeypatch.setattr(branches, "child_starts", child_starts)
+    monkeypatch.setattr(branches, "last_child_start", last_child_start)
 
 
 @pytest.mark.timeout(400)
