@@ -21,7 +21,7 @@ import apsw
 
 from . import batches
 from .connect import Connection, close, storage_error
-from .errors import StorageBusy, StorageDamaged, StorageError
+from .errors import StorageBusy, StorageDamaged, StorageError, StorageFailed
 from .operation import Operation, Waiting
 
 __all__ = ["PATIENCE_S", "Committer"]
@@ -93,6 +93,7 @@ class Committer:
             try:
                 connection = self._connected()
                 connection.execute("BEGIN IMMEDIATE")
+                self._check_files(connection)
             except (apsw.BusyError, StorageBusy):
                 if not self._waiting or self._waiting.anybody_late(self._monotonic()):
                     return None
@@ -101,6 +102,15 @@ class Committer:
                     self.failing_since = self.failure = None
                 return connection
             self._pause(self._random.uniform(0, JITTER_S))
+
+    def _check_files(self, connection: Connection) -> None:
+        """Raise `StorageFailed` if what would be written now were out of everybody's reach.
+
+        The next attempt opens the file that is there by then, if one is.
+        """
+        if not connection.has_its_files():
+            self.disconnect(forget=False)
+            raise StorageFailed("writing", "the file or its log was removed or replaced")
 
     def _transact(self, connection: Connection, batch: list[Operation]) -> bool:
         """Run `batch` in the transaction that is open and commit it.

@@ -54,7 +54,7 @@ PATIENCE_MS = 10_000
 
 
 class Connection(apsw.Connection):
-    """A connection that keeps a cursor for statements whose rows nobody wants.
+    """A connection that knows its files, and keeps a cursor for statements whose rows nobody wants.
 
     `execute` makes a new cursor each time, so that the rows of one statement can be read while
     another runs. For one that only writes this is waste: a tenth of an append in the writer's
@@ -64,9 +64,29 @@ class Connection(apsw.Connection):
     def __init__(self, path: Path, *, vfs: str | None) -> None:
         super().__init__(str(path), flags=apsw.SQLITE_OPEN_READWRITE, vfs=vfs)
         self.write = self.cursor().execute
+        self._files: list[tuple[int, int] | None] = []
+
+    def note_files(self) -> None:
+        """Remember which file and which log these are; both must be there."""
+        self._files = [_identity(self.filename), _identity(self.filename_wal)]
+
+    def has_its_files(self) -> bool:
+        """Return False if the file or its log was removed or replaced since `note_files`.
+
+        What is written to them then is in nobody's reach, though SQLite does not notice.
+        """
+        return self._files == [_identity(self.filename), _identity(self.filename_wal)]
 
 
 Synchronous: TypeAlias = Literal["full", "normal"]
+
+
+def _identity(name: str) -> tuple[int, int] | None:
+    try:
+        found = os.stat(name)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def storage_error(error: apsw.Error, doing: str) -> StorageError | None:
@@ -218,6 +238,7 @@ def open_writer(path: Path, *, synchronous: Synchronous, vfs: str | None) -> Con
             connection.pragma("journal_size_limit", LOG_KIB * 1024)
             connection.pragma("secure_delete", True)
             connection.set_busy_timeout(0)  # from here on the committer waits, in its own way
+            connection.note_files()
     return connection
 
 

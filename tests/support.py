@@ -229,6 +229,7 @@ class Wire:
         connection = _Tapped(self.path, vfs=None)
         connection.wire = self
         connection.pragma("synchronous", "off")
+        connection.note_files()
         return connection
 
     def note(self, number: int) -> Job:

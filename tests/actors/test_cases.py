@@ -550,3 +550,16 @@ async def test_c85_what_cannot_be_a_name_is_rejected(sessions: Sessions, id: str
 async def test_c85_an_id_is_a_string(sessions: Sessions, id: object) -> None:
     with pytest.raises(Rejected, match="must be a string"):
         sessions[id]  # type: ignore[index]  # what a caller without a type checker may do
+
+
+async def test_a_carrier_larger_than_the_default_limit_can_be_taken_back(tmp_path: Path) -> None:
+    marks = CarrierFormat()
+    summary = "x" * (17 * 1024 * 1024)
+    carrier = f"{marks.prefix}\n{marks.heading}\n{summary}\n\n{marks.end_marker}\n\nthe ask"
+    async with open_sessions(
+        tmp_path / "state.db", offload=inline, max_message_bytes=64 * 1024 * 1024
+    ) as sessions:
+        await sessions["a"].append(U(carrier))
+        undone = await sessions["a"].retry()
+        assert undone is not None
+        assert undone.text == "the ask"

@@ -510,3 +510,58 @@ async def test_what_is_damaged_inside_is_said_to_be_so_when_it_is_read(tmp_path:
             await sessions["a"].transcript()
         with pytest.raises(StorageDamaged):
             await sessions["a"].append(U("x"))
+
+
+@pytest.mark.skipif(not Path("/proc/locks").exists(), reason="only Linux lists its locks")
+async def test_opening_a_file_again_keeps_the_locks_that_this_process_holds(tmp_path: Path) -> None:
+    """Closing any descriptor of a file drops them; then another program deletes our log."""
+    path = tmp_path / "state.db"
+
+    def locks() -> int:
+        inode = f":{path.stat().st_ino} "
+        return sum(inode in line for line in Path("/proc/locks").read_text().splitlines())
+
+    async with open_sessions(path, offload=inline) as sessions:
+        await sessions["a"].append(U("x"))
+        held = locks()
+        assert held > 0
+        async with open_sessions(path, offload=inline) as others:
+            assert locks() >= held
+            assert said(await others["a"].transcript()) == ["x"]
+        assert locks() == held
+
+
+async def test_a_copy_that_lost_its_way_of_logging_gets_it_back(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    await make(path)
+    with closing(apsw.Connection(str(path))) as connection:
+        connection.execute("VACUUM INTO ?", (str(tmp_path / "copy.db"),))
+    async with open_sessions(tmp_path / "copy.db", offload=inline) as sessions:
+        assert said(await sessions["a"].transcript()) == ["hello", "hi"]
+    with closing(apsw.Connection(str(tmp_path / "copy.db"))) as connection:
+        assert connection.pragma("journal_mode") == "wal"
+
+
+async def test_a_log_that_is_removed_while_the_store_is_open_is_noticed(tmp_path: Path) -> None:
+    path = tmp_path / "state.db"
+    async with open_sessions(path, offload=inline) as sessions:
+        session = sessions["a"]
+        await session.append(U("before"))
+        (tmp_path / "state.db-wal").unlink()
+        with pytest.raises(StorageFailed) as caught:
+            await session.append(U("during"))
+        assert caught.value.kept
+        assert not sessions.health().ok
+        await session.append(U("after"))
+        assert sessions.health().ok
+    async with open_sessions(path, offload=inline) as sessions:
+        assert said(await sessions["a"].transcript()) == ["before", "during", "after"]
+
+
+async def test_a_store_behind_a_link_keeps_its_log_beside_the_file(tmp_path: Path) -> None:
+    (tmp_path / "real").mkdir()
+    await make(tmp_path / "real" / "state.db")
+    (tmp_path / "link.db").symlink_to(tmp_path / "real" / "state.db")
+    async with open_sessions(tmp_path / "link.db", offload=inline) as sessions:
+        await sessions["a"].append(U("x"))
+        assert sessions.stats().wal_bytes > 0

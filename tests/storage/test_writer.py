@@ -1,9 +1,10 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import apsw
 import pytest
@@ -12,8 +13,18 @@ from support import Clock, Job, U, Wire, said, tables, writing
 from trio.testing import wait_all_tasks_blocked
 
 from turnkeeper.actors import open_sessions
-from turnkeeper.storage import Closed, Rejected, StorageBusy, StorageError, in_thread, inline
+from turnkeeper.storage import (
+    Closed,
+    Rejected,
+    StorageBusy,
+    StorageError,
+    StorageFailed,
+    in_thread,
+    inline,
+)
 from turnkeeper.storage.committer import JITTER_S, MAX_BATCH, PATIENCE_S
+
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -467,3 +478,41 @@ async def test_group_commit_serves_sessions(tmp_path: Path) -> None:
         stats = sessions.stats()
         assert stats.operations == 100
         assert stats.mean_batch >= 50
+
+
+async def test_a_thread_that_cannot_be_had_fails_what_waits_and_the_writer_goes_on(
+    wire: Wire,
+) -> None:
+    refusals = [StorageFailed("starting a thread", "a test says so")]
+
+    async def sometimes(work: Callable[[], T], limiter: trio.CapacityLimiter, /) -> T:
+        if refusals:
+            raise refusals.pop()
+        return await inline(work, limiter)
+
+    async with writing(wire, offload=sometimes) as writer:
+        job = wire.note(1)
+        writer.submit(job)
+        with pytest.raises(StorageFailed, match="starting a thread"):
+            await job.outcome()
+        again = wire.note(2)
+        writer.submit(again)
+        assert await again.outcome() == 1
+    assert wire.notes() == [2]
+
+
+async def test_no_thread_is_an_error_of_storage(monkeypatch: pytest.MonkeyPatch) -> None:
+    def no_thread(*_: object, **__: object) -> None:
+        raise RuntimeError("can't start new thread")
+
+    async def bug() -> None:
+        def work() -> None:
+            raise RuntimeError("a bug")
+
+        with pytest.raises(RuntimeError, match="a bug"):
+            await in_thread(work, trio.CapacityLimiter(1))
+
+    await bug()
+    monkeypatch.setattr(trio.to_thread, "run_sync", no_thread)
+    with pytest.raises(StorageFailed, match="can't start new thread"):
+        await in_thread(lambda: None, trio.CapacityLimiter(1))
