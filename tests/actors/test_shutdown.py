@@ -491,10 +491,14 @@ async def test_a_read_under_way_is_over_and_its_connection_closed_when_the_block
         assert go_on.wait(10)
         return connection.execute("SELECT 1").get
 
+    async def let_go() -> None:
+        await trio.testing.wait_all_tasks_blocked()  # closing waits for the read
+        go_on.set()
+
     async with trio.open_nursery() as nursery:
         async with open_sessions(path) as sessions:
             await sessions["a"].append(U("x"))
             nursery.start_soon(sessions._store._readers.ask, question)
             await trio.to_thread.run_sync(reading.wait)
-            threading.Timer(0, go_on.set).start()
+            nursery.start_soon(let_go)
         assert not [name for name in descriptors() if name.startswith(str(path))]
