@@ -480,7 +480,7 @@ async def test_a_store_that_is_left_at_once_leaves_nothing_behind(tmp_path: Path
 
 
 async def test_a_read_under_way_is_over_and_its_connection_closed_when_the_block_ends(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = tmp_path / "state.db"
     reading = threading.Event()
@@ -492,13 +492,20 @@ async def test_a_read_under_way_is_over_and_its_connection_closed_when_the_block
         return connection.execute("SELECT 1").get
 
     async def let_go() -> None:
-        await trio.testing.wait_all_tasks_blocked()  # closing waits for the read
+        await trio.testing.wait_all_tasks_blocked()
         go_on.set()
 
     async with trio.open_nursery() as nursery:
         async with open_sessions(path) as sessions:
             await sessions["a"].append(U("x"))
-            nursery.start_soon(sessions._store._readers.ask, question)
+            readers = sessions._store._readers
+            nursery.start_soon(readers.ask, question)
             await trio.to_thread.run_sync(reading.wait)
-            nursery.start_soon(let_go)
+            close = readers.close
+
+            async def close_and_let_go() -> None:
+                nursery.start_soon(let_go)
+                await close()
+
+            monkeypatch.setattr(readers, "close", close_and_let_go)
         assert not [name for name in descriptors() if name.startswith(str(path))]
