@@ -50,7 +50,7 @@ from .records import (
 )
 from .removal import delete, purge
 from .store import Store, open_store
-from .writer import WriterStatistics
+from .tally import WriterStatistics
 
 __all__ = [
     "DEFAULT_MAX_MESSAGE_BYTES",

@@ -23,6 +23,7 @@ from . import batches
 from .connect import Connection, close, storage_error
 from .errors import StorageBusy, StorageDamaged, StorageError, StorageFailed
 from .operation import Operation, Waiting
+from .tally import Tally
 
 __all__ = ["PATIENCE_S", "Committer"]
 
@@ -62,11 +63,7 @@ class Committer:
         self._to_scrub = False
         self.under_way: list[Operation] = []
         """The operations taken and not returned yet."""
-        self.commits = 0
-        self.operations = 0
-        self.largest_batch = 0
-        self.failing_since: float | None = None
-        self.failure: StorageError | None = None
+        self.tally = Tally(monotonic)
 
     def cycle(self) -> list[Operation]:
         """Begin, take what waits, commit; return the operations whose outcome is final."""
@@ -98,8 +95,7 @@ class Committer:
                 if not self._waiting or self._waiting.anybody_late(self._monotonic()):
                     return None
             else:
-                if isinstance(self.failure, StorageBusy):
-                    self.failing_since = self.failure = None
+                self.tally.begun()
                 return connection
             self._pause(self._random.uniform(0, JITTER_S))
 
@@ -222,19 +218,10 @@ class Committer:
             if operation.error is None:
                 operation.landed = True
                 done += 1
-        self.commits += 1
-        self.operations += done
-        self.largest_batch = max(self.largest_batch, done)
-        self.failing_since = self.failure = None
+        self.tally.committed(done)
         self._to_scrub = self._to_scrub or any(operation.scrub for operation in batch)
         if self._to_scrub:
             self._scrub()
-
-    def _note_failure(self, error: Exception) -> None:
-        if isinstance(error, StorageError):
-            self.failure = error
-            if self.failing_since is None:
-                self.failing_since = self._monotonic()
 
     def _fail(
         self, operations: list[Operation], error: Exception, *, unknown: bool = False
@@ -242,7 +229,7 @@ class Committer:
         for operation in operations:
             operation.value = None
             operation.error = _meant(error, unknown=unknown)
-            self._note_failure(operation.error)
+            self.tally.failed(operation.error)
         return operations
 
     def _connected(self) -> Connection:

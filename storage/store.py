@@ -36,7 +36,8 @@ from .offload import Offload, in_thread
 from .readers import Readers
 from .records import Head, Move, Read, SessionInfo, StoredMessage, Transcript
 from .schema import define_guard, migrate
-from .writer import Writer, WriterStatistics
+from .tally import WriterStatistics
+from .writer import Writer
 
 __all__ = ["Store", "open_store"]
 

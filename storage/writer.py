@@ -12,36 +12,15 @@ from contextlib import suppress
 from random import Random
 
 import trio
-from attrs import frozen
 
 from .committer import PATIENCE_S, Committer
 from .connect import Connection
 from .errors import Closed, StorageError, StorageFailed
 from .offload import Offload
 from .operation import Operation, Waiting
+from .tally import WriterStatistics
 
-__all__ = ["Writer", "WriterStatistics"]
-
-
-@frozen
-class WriterStatistics:
-    """What a writer has done since it was made."""
-
-    commits: int
-    operations: int
-    """Operations that were committed."""
-    largest_batch: int
-    waiting: int
-    """Operations that wait for the next transaction."""
-    failing_since: float | None
-    """Monotonic seconds of the first failure of storage that no success has followed."""
-    failure: StorageError | None
-    """The latest such failure."""
-
-    @property
-    def mean_batch(self) -> float:
-        """Operations per commit."""
-        return self.operations / self.commits if self.commits else 0.0
+__all__ = ["Writer"]
 
 
 class Writer:
@@ -71,20 +50,12 @@ class Writer:
 
     def __repr__(self) -> str:
         state = "closed" if self._closed else "open"
-        commits = self._committer.commits
+        commits = self._committer.tally.commits
         return f"<Writer: {state}, {len(self._waiting)} waiting, {commits} commits>"
 
     def statistics(self) -> WriterStatistics:
         """Return what happened so far."""
-        committer = self._committer
-        return WriterStatistics(
-            committer.commits,
-            committer.operations,
-            committer.largest_batch,
-            len(self._waiting),
-            committer.failing_since,
-            committer.failure,
-        )
+        return self._committer.tally.statistics(len(self._waiting))
 
     @trio.lowlevel.enable_ki_protection
     def submit(self, operation: Operation) -> None:
