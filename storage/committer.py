@@ -70,7 +70,7 @@ class Committer:
         try:
             connection = self._begin()
         except (apsw.Error, StorageError) as error:
-            return self._fail(self._waiting.take(), error)
+            return self.fail_waiting(error)
         if connection is None:
             return self._fail(self._waiting.take_late(self._monotonic()), BUSY)
         batch = self.under_way = self._waiting.take(MAX_BATCH)
@@ -80,7 +80,7 @@ class Committer:
         self.under_way = []
         return batch
 
-    def fail_waiting(self, error: StorageError) -> list[Operation]:
+    def fail_waiting(self, error: Exception) -> list[Operation]:
         """Fail all that waits with `error` and return it."""
         return self._fail(self._waiting.take(), error)
 
