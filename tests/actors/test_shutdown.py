@@ -486,7 +486,7 @@ async def test_a_read_under_way_is_over_and_its_connection_closed_when_the_block
     reading = threading.Event()
     go_on = threading.Event()
 
-    def question(connection: Connection) -> object:
+    def question(connection: apsw.Connection) -> object:
         reading.set()
         assert go_on.wait(10)
         return connection.execute("SELECT 1").get
