@@ -15,8 +15,9 @@ from .codec import same_message
 from .connect import Connection
 from .errors import Rejected
 from .messages import Draft
+from .reads import head_of
 from .records import Appended, Head
-from .steps import arrive, check_at, create, meet, swap, write, write_pending
+from .steps import arrive, check_at, create, swap, write, write_pending
 
 __all__ = ["append", "drain", "extend"]
 
@@ -39,7 +40,7 @@ def extend(
     Keys are looked at before `at`, so that a redelivery is answered whatever happened since.
     Raises `Closed`, `Conflict`, and `Rejected` for a key that came with other content before.
     """
-    found = meet(connection, asked)
+    found = head_of(connection, asked.id, asked.life)
     head = write_pending(connection, asked, found)
     receipts: dict[int, Appended] = {}
     first: dict[str, int] = {}

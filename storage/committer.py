@@ -20,15 +20,12 @@ from random import Random
 import apsw
 
 from . import batches
-from .connect import Connection, close, storage_error
-from .errors import StorageBusy, StorageDamaged, StorageError, StorageFailed
+from .connect import PATIENCE_S, Connection, close, storage_error
+from .errors import StorageBusy, StorageError, StorageFailed
 from .operation import Operation, Waiting
 from .tally import Tally
 
-__all__ = ["PATIENCE_S", "Committer"]
-
-PATIENCE_S = 10.0
-"""How long an operation waits for a busy file, and a commit of unknown outcome for an answer."""
+__all__ = ["Committer"]
 
 JITTER_S = 0.001
 """Longest pause between two attempts on a busy file."""
@@ -286,8 +283,6 @@ def _meant(error: Exception, *, unknown: bool = False) -> Exception:
     """Return what `error` means to a caller; each caller gets an object of its own."""
     if isinstance(error, StorageError):
         meant: StorageError | None = type(error)(error.doing, error.detail, unknown=unknown)
-    elif isinstance(error, apsw.SQLError):  # the statements are ours, so the tables are not
-        meant = StorageDamaged("writing", str(error))
     elif isinstance(error, apsw.Error):
         meant = storage_error(error, "writing")
     else:

@@ -24,6 +24,7 @@ from .errors import StorageBusy, StorageDamaged, StorageError, StorageFailed, St
 __all__ = [
     "APPLICATION_ID",
     "PATIENCE_MS",
+    "PATIENCE_S",
     "Connection",
     "Synchronous",
     "close",
@@ -31,7 +32,6 @@ __all__ = [
     "inspect",
     "open_reader",
     "open_writer",
-    "opening",
     "storage_error",
     "translated",
 ]
@@ -49,8 +49,10 @@ CACHE_KIB = 32 * 1024
 LOG_KIB = 64 * 1024
 """The log is cut to this size when it starts anew. A guess: sixteen times what it usually has."""
 
-PATIENCE_MS = 10_000
-"""How long opening and reading wait for a file that somebody holds."""
+PATIENCE_S = 10.0
+"""How long anything waits for a file that somebody holds."""
+
+PATIENCE_MS = int(PATIENCE_S * 1_000)
 
 
 class Connection(apsw.Connection):
@@ -97,7 +99,8 @@ def storage_error(error: apsw.Error, doing: str) -> StorageError | None:
             return StorageBusy(doing, detail)
         case apsw.FullError():
             return StorageFull(doing, detail)
-        case apsw.CorruptError() | apsw.NotADBError() | apsw.FormatError():
+        case apsw.CorruptError() | apsw.NotADBError() | apsw.FormatError() | apsw.SQLError():
+            # SQL that fails, too: the statements are ours, so the tables are not.
             return StorageDamaged(doing, detail)
         case (
             apsw.IOError()
@@ -124,17 +127,6 @@ def translated(doing: str) -> Iterator[None]:
         raise meant from error
     except OSError as error:
         raise StorageFailed(doing, error.strerror or str(error)) from error
-
-
-@contextmanager
-def opening(path: Path) -> Iterator[None]:
-    """As `translated`, about opening `path`, where SQL that fails means a file that is damaged."""
-    doing = f"opening {str(path)!r}"
-    try:
-        with translated(doing):
-            yield
-    except apsw.SQLError as error:
-        raise StorageDamaged(doing, str(error)) from error
 
 
 def inspect(path: Path) -> bool:
@@ -228,7 +220,7 @@ def create(path: Path, fill: Callable[[apsw.Connection], None], *, vfs: str | No
 
 def open_writer(path: Path, *, synchronous: Synchronous, vfs: str | None) -> Connection:
     """Return a connection that may write; the file must exist. Raises `StorageError`."""
-    with opening(path):
+    with translated(f"opening {str(path)!r}"):
         connection = Connection(path, vfs=vfs)
         with _closed_on_error(connection):
             _house_rules(connection, synchronous)

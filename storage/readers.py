@@ -15,7 +15,7 @@ import apsw
 import trio
 
 from .connect import close, translated
-from .errors import Closed, StorageDamaged
+from .errors import Closed
 from .offload import Offload
 
 __all__ = ["Readers"]
@@ -78,8 +78,6 @@ class Readers:
                 connection.execute("COMMIT")
             sound = True
             return found
-        except apsw.SQLError as error:  # the statements are ours, so the tables are not
-            raise StorageDamaged("reading", str(error)) from error
         finally:
             with self._lock:
                 again = sound and not self._closed

@@ -16,9 +16,10 @@ from contextlib import contextmanager
 from . import branches, heads, messages, moves, sessions
 from .asked import Asked, Changed
 from .connect import Connection
+from .reads import head_of
 from .records import Deleted, Head, Purged
 from .schema import define_guard
-from .steps import arrive, swap
+from .steps import arrive, swap, with_branch
 
 __all__ = ["delete", "purge"]
 
@@ -28,10 +29,9 @@ def delete(connection: Connection, asked: Asked) -> Changed[Deleted | None]:
 
     What was pending goes with it. A tombstone keeps the revision.
     """
-    key = sessions.key_of(connection, asked.id)
-    if key is None:
+    head = head_of(connection, asked.id, None)
+    if head is None:
         return Changed(None, None)
-    head = heads.get(connection, key)
     last = head.revision + 1
     with _removing(connection):
         sessions.bury(connection, head.session, last)
@@ -62,8 +62,7 @@ def _at_home(connection: Connection, head: Head) -> Head:
     """
     if branches.get(connection, head.branch).session == head.session:
         return head
-    branch = branches.add(connection, head.session, head.branch, head.position)
-    return head._replace(branch=branch, at_tip=True)
+    return with_branch(connection, head)
 
 
 def _retire(connection: Connection, session: int) -> int:

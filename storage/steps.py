@@ -11,9 +11,10 @@ from . import branches, heads, messages, moves, sessions
 from .asked import Asked, Kept
 from .codec import same_message
 from .connect import Connection
-from .errors import Closed, Conflict
+from .errors import Conflict
 from .messages import Draft
 from .places import Place
+from .reads import head_of
 from .records import Appended, Head, MoveKind
 
 __all__ = [
@@ -22,10 +23,10 @@ __all__ = [
     "check_at",
     "create",
     "head_at",
-    "meet",
     "move",
     "opener_at",
     "swap",
+    "with_branch",
     "write",
     "write_pending",
 ]
@@ -37,21 +38,9 @@ def arrive(connection: Connection, asked: Asked) -> Head | None:
     Raises `Closed` if the session that the caller means was deleted, and `Conflict` if it was
     not at the revision that the caller decided on before that.
     """
-    head = meet(connection, asked)
+    head = head_of(connection, asked.id, asked.life)
     check_at(asked, head)
     return write_pending(connection, asked, head)
-
-
-def meet(connection: Connection, asked: Asked) -> Head | None:
-    """Return the head as it stands; None if there is no such session yet.
-
-    Raises `Closed` if the session that the caller means was deleted.
-    """
-    key = sessions.key_of(connection, asked.id)
-    head = None if key is None else heads.get(connection, key)
-    if asked.life is not None and (head is None or head.session != asked.life):
-        raise Closed("session", asked.id)
-    return head
 
 
 def write_pending(connection: Connection, asked: Asked, head: Head | None) -> Head | None:
@@ -97,7 +86,7 @@ def write(
     """Write rows for `drafts` after `head`, under its revision; return the head behind them."""
     if not drafts:
         return head, []
-    head = _with_branch(connection, head)
+    head = with_branch(connection, head)
     session, revision, branch, position, _, opener, redo = head
     receipts = []
     for draft in drafts:
@@ -177,7 +166,7 @@ def _append_kept(
     return after
 
 
-def _with_branch(connection: Connection, head: Head) -> Head:
+def with_branch(connection: Connection, head: Head) -> Head:
     """Return `head` on a branch that may be extended there."""
     if head.at_tip:
         return head

@@ -29,7 +29,7 @@ from .connect import (
     inspect,
     open_reader,
     open_writer,
-    opening,
+    translated,
 )
 from .errors import Rejected
 from .offload import Offload, in_thread
@@ -164,7 +164,7 @@ async def open_store(
         if not inspect(place):
             create(place, migrate, vfs=vfs)
         log = Path(f"{place}-wal")
-        with opening(place):
+        with translated(f"opening {str(place)!r}"):
             connection = connect()
             try:
                 connection.set_busy_timeout(PATIENCE_MS)

@@ -13,8 +13,8 @@ from random import Random
 
 import trio
 
-from .committer import PATIENCE_S, Committer
-from .connect import Connection
+from .committer import Committer
+from .connect import PATIENCE_S, Connection
 from .errors import Closed, StorageError, StorageFailed
 from .offload import Offload
 from .operation import Operation, Waiting

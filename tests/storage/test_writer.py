@@ -22,7 +22,8 @@ from turnkeeper.storage import (
     in_thread,
     inline,
 )
-from turnkeeper.storage.committer import JITTER_S, MAX_BATCH, PATIENCE_S
+from turnkeeper.storage.committer import JITTER_S, MAX_BATCH
+from turnkeeper.storage.connect import PATIENCE_S
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from turnkeeper.storage import (
     inline,
     open_store,
 )
-from turnkeeper.storage.committer import PATIENCE_S
+from turnkeeper.storage.connect import PATIENCE_S
 
 DONE, NOT_DONE = "after", "before"
 
