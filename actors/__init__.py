@@ -6,8 +6,12 @@ from ..storage import (
     Conflict,
     Deleted,
     Forked,
+    Holder,
+    InboxMessage,
     Move,
     Moved,
+    Policy,
+    Posted,
     Purged,
     Rejected,
     Rewritten,
@@ -19,14 +23,18 @@ from ..storage import (
     StorageFull,
     StoredMessage,
     Transcript,
+    TurnActive,
     TurnkeeperError,
+    TurnLost,
     Undone,
 )
 from .conversation import CarrierFormat
 from .errors import NotRetryable
+from .serve import Handler
 from .session import Session
 from .sessions import Sessions, open_sessions
 from .statistics import Health, Statistics
+from .turn import Turn
 
 __all__ = [
     "Appended",
@@ -35,10 +43,15 @@ __all__ = [
     "Conflict",
     "Deleted",
     "Forked",
+    "Handler",
     "Health",
+    "Holder",
+    "InboxMessage",
     "Move",
     "Moved",
     "NotRetryable",
+    "Policy",
+    "Posted",
     "Purged",
     "Rejected",
     "Rewritten",
@@ -53,6 +66,9 @@ __all__ = [
     "StorageFull",
     "StoredMessage",
     "Transcript",
+    "Turn",
+    "TurnActive",
+    "TurnLost",
     "TurnkeeperError",
     "Undone",
     "open_sessions",

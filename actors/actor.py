@@ -5,9 +5,10 @@ idle, and when what it waited for has been committed; between the two its state 
 because nothing else runs its code. So a message wakes one task, the asker's. With a task and a
 channel for each actor every message woke three.
 
-Its state is a cached head, which is a hint that every transaction checks, and what is pending.
-An actor that was dropped or has failed is built again without a head and reads it in its next
-transaction; an actor with something pending is never dropped.
+Its state is a cached head, which is a hint that every transaction checks; what is pending; the
+ends of turns that storage has not taken yet; and the line of those in this process who hold or want
+the turn. An actor that was dropped or has failed is built again without a head and reads it in its
+next transaction; an actor with any of the rest is never dropped.
 
 What changes that state is protected from KeyboardInterrupt: trio then raises it at a checkpoint
 of the main task, and not between two lines of an actor.
@@ -15,16 +16,28 @@ of the main task, and not between two lines of an actor.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import trio
 from attrs import evolve, frozen
 from trio_util import RepeatedEvent
 
-from ..storage import Head, Kept, Rejected, StorageDamaged, StorageError, Store, TurnkeeperError
+from ..storage import (
+    Head,
+    Kept,
+    Rejected,
+    Release,
+    Rules,
+    StorageDamaged,
+    StorageError,
+    Store,
+    TurnkeeperError,
+)
 from .ask import AnyAsk
+from .line import Line
 from .mailbox import Mailbox
-from .messages import Append, Extend
+from .messages import Append, EndTurn, Extend
 from .pending import keep
 
 __all__ = ["House", "SessionActor"]
@@ -35,6 +48,8 @@ class House:
     """What all actors of a store share: where they write, and whom they tell."""
 
     store: Store
+    rules: Rules
+    """What its transactions ask about turns."""
     now: Callable[[], float]
     """Seconds since the epoch."""
     new_id: Callable[[], int]
@@ -48,6 +63,9 @@ class House:
     """Told when an actor has failed and has nothing under way: build another in its place."""
 
 
+NOTHING: Mapping[int, Release | None] = MappingProxyType({})
+
+
 class SessionActor:
     """Serialises everything that happens to one session."""
 
@@ -58,8 +76,10 @@ class SessionActor:
         "_house",
         "_under_way",
         "id",
+        "line",
         "mailbox",
         "pending",
+        "unreleased",
     )
 
     def __init__(self, id: str, house: House) -> None:
@@ -67,6 +87,10 @@ class SessionActor:
         self.mailbox = Mailbox(house.mailbox_size)
         self.pending: tuple[Kept, ...] = ()
         """Appends that storage has not taken yet, in order. Replaced, never changed."""
+        self.unreleased: Mapping[int, Release | None] = NOTHING
+        """Turns that have ended, and whose end storage has not taken yet. Replaced as well."""
+        self.line: Line | None = None
+        """Who in this process holds or wants the turn; None if nobody has since it was woken."""
         self._house = house
         self._head: Head | None = None
         self._under_way: list[AnyAsk] = []
@@ -83,6 +107,16 @@ class SessionActor:
     def busy(self) -> bool:
         """True while an ask is under way or waits."""
         return bool(self._under_way) or len(self.mailbox) > 0
+
+    @property
+    def owes(self) -> bool:
+        """True while something is to be written that nobody waits for any more."""
+        return bool(self.pending or self.unreleased)
+
+    @property
+    def idle(self) -> bool:
+        """True if nothing would be lost with it."""
+        return not (self.busy or self.owes or self.line)
 
     @property
     def draining(self) -> bool:
@@ -130,6 +164,8 @@ class SessionActor:
             self._head = ask.head
             if ask.pending:
                 self.pending = ()
+            if self.unreleased and (ask.head is None or ask.head.turn not in self.unreleased):
+                self.unreleased = NOTHING
         else:
             self._head = None
             if isinstance(error, StorageError):
@@ -152,6 +188,8 @@ class SessionActor:
     def succeed(self, failed: SessionActor) -> None:
         """Take over what waits for an actor that has failed and what it had pending; go on."""
         self.pending = failed.pending
+        self.unreleased = failed.unreleased
+        self.line = failed.line
         for ask in failed.mailbox.empty():
             ask.actor = self
             self.mailbox.put(ask)
@@ -212,6 +250,8 @@ class SessionActor:
             ask.now = house.now()
             ask.known = self._head
             ask.pending = self.pending
+            ask.rules = house.rules
+            ask.unreleased = self.unreleased
             house.store.submit(ask)
         except Exception as error:  # answered to its asker; the next ask may fare better
             ask.error = error
@@ -235,13 +275,20 @@ class SessionActor:
                 for kept in self.pending
             )
         message = ask.message
-        if not isinstance(message, (Append, Extend)) or isinstance(error, StorageDamaged):
+        if isinstance(error, StorageDamaged):
+            return
+        if isinstance(message, EndTurn) and ask.token is not None:
+            self.unreleased = {**self.unreleased, ask.token: message.release}
+            error.kept = True
+            self._house.kept(self)
+        if not isinstance(message, (Append, Extend)):
             return
         if ask.abandoned or ask.at is not None or self._house.store.closed:
             return
         attempt = ask if error.unknown else None
         found = ask.found if ask.alone else None  # else it may be of what was rolled back
-        more = Kept(message.fresh(found), ask.append_id, ask.now, ask.life, attempt)
+        fresh = message.fresh(found)
+        more = Kept(fresh, ask.append_id, ask.now, ask.life, attempt, ask.token)
         try:
             pending = keep(self.pending, more, self._house.max_pending)
         except Rejected as refusal:

@@ -8,11 +8,12 @@ is there, and gets it. That is the whole of "`Cancelled` means not written".
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, Generic, Protocol, TypeAlias, TypeVar
 
 import trio
 
-from ..storage import Connection, Head, Kept, Operation, StorageError
+from ..storage import Connection, Head, Kept, Operation, Release, Rules, StorageError
 from .messages import Message
 
 __all__ = ["AnyAsk", "Ask", "Life", "Owner"]
@@ -35,8 +36,8 @@ class Life:
 
     __slots__ = ("number",)
 
-    def __init__(self) -> None:
-        self.number: int | None = None
+    def __init__(self, number: int | None = None) -> None:
+        self.number = number
 
 
 class Ask(Operation, Generic[T]):
@@ -53,12 +54,17 @@ class Ask(Operation, Generic[T]):
         "found",
         "head",
         "id",
+        "interleave",
         "known",
         "life",
         "message",
         "met",
         "now",
         "pending",
+        "renew_s",
+        "rules",
+        "token",
+        "unreleased",
     )
 
     value: T
@@ -72,11 +78,25 @@ class Ask(Operation, Generic[T]):
     now: float
     known: Head | None
     pending: tuple[Kept, ...]
+    rules: Rules
+    unreleased: Mapping[int, Release | None]
 
-    def __init__(self, message: Message[T], at: int | None = None, met: Life | None = None) -> None:
+    def __init__(
+        self,
+        message: Message[T],
+        at: int | None = None,
+        met: Life | None = None,
+        *,
+        token: int | None = None,
+        renew_s: float | None = None,
+        interleave: bool = False,
+    ) -> None:
         super().__init__()
         self.message = message
         self.at = at
+        self.token = token
+        self.renew_s = renew_s
+        self.interleave = interleave
         self.met = met
         self.life = None if met is None else met.number
         self.head = None

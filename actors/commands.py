@@ -5,7 +5,8 @@ and not for `Session`, so that a gateway with a store of its own can use them; a
 fits as it is. Nothing here holds the session while the answer is made: a retry takes the turn
 back, and only then is its text dispatched, like any new message.
 
-Errors that a person can do something about become words. `Closed`, and a storage error whose
+Errors that a person can do something about become words: that somebody is answering just now
+(`TurnActive`), for one. `Closed`, `TurnLost`, and a storage error whose
 outcome is unknown, are raised: no true sentence could be said about them.
 """
 
@@ -21,10 +22,13 @@ from ..storage import (
     Moved,
     Rejected,
     StorageError,
+    TurnActive,
     Undone,
 )
 
 __all__ = ["Conversation", "View", "fork", "history", "redo", "retry", "undo"]
+
+BUSY = "An answer is on its way; nothing was changed. Try again when it is there."
 
 LINE_LENGTH = 100
 """Characters of a message that a history shows. A guess: one line of most chat windows."""
@@ -73,6 +77,8 @@ async def retry(conversation: Conversation, dispatch: Callable[[str], Awaitable[
         return f"Cannot retry that message safely: {refusal}"
     except Conflict:
         return "Retry failed; transcript was not changed."
+    except TurnActive:
+        return BUSY
     except StorageError as error:
         _raise_if_unknown(error)
         return "Retry failed; transcript was not changed."
@@ -87,6 +93,8 @@ async def undo(conversation: Conversation, turns: int = 1) -> str:
         undone = await conversation.undo(turns)
     except Rejected as refusal:
         return f"Cannot undo: {refusal}"
+    except TurnActive:
+        return BUSY
     except StorageError as error:
         _raise_if_unknown(error)
         return "Undo failed; transcript was not changed."
@@ -100,6 +108,8 @@ async def redo(conversation: Conversation) -> str:
     """Bring back what the last undo took; return where the conversation stands."""
     try:
         moved = await conversation.redo()
+    except TurnActive:
+        return BUSY
     except StorageError as error:
         _raise_if_unknown(error)
         return "Redo failed; transcript was not changed."

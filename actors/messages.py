@@ -11,36 +11,52 @@ from typing import Protocol, TypeVar
 
 from attrs import frozen
 
-from .. import storage
 from ..storage import (
     Appended,
     Asked,
     Changed,
+    Claim,
     Connection,
     Deleted,
     Draft,
+    Ended,
     Forked,
     Moved,
     MoveKind,
+    Policy,
+    Posted,
     Purged,
+    Release,
     Rewritten,
+    Taken,
     Undone,
+    appends,
+    changes,
+    holding,
+    posting,
+    removal,
 )
 from .taking import Take
 
 __all__ = [
     "Append",
     "Delete",
+    "Dismiss",
     "Drain",
+    "EndTurn",
     "Extend",
     "Fork",
     "Message",
+    "Post",
     "Purge",
     "Redo",
+    "Requeue",
     "Restore",
     "Rewind",
     "Rewrite",
     "SetMeta",
+    "SetPolicy",
+    "TakeTurn",
 ]
 
 
@@ -66,7 +82,7 @@ class Append:
         return () if receipt is not None and receipt.duplicate else (self.draft,)
 
     def change(self, connection: Connection, asked: Asked) -> Changed[Appended]:
-        return storage.append(connection, asked, self.draft)
+        return appends.append(connection, asked, self.draft)
 
 
 @frozen
@@ -83,7 +99,7 @@ class Extend:
         return tuple(draft for draft, receipt in pairs if not receipt.duplicate)
 
     def change(self, connection: Connection, asked: Asked) -> Changed[tuple[Appended, ...]]:
-        return storage.extend(connection, asked, self.drafts)
+        return appends.extend(connection, asked, self.drafts)
 
 
 @frozen
@@ -95,7 +111,7 @@ class Rewind:
     take: Take
 
     def change(self, connection: Connection, asked: Asked) -> Changed[Undone | None]:
-        return storage.rewind(connection, asked, self.turns, self.kind, self.take)
+        return changes.rewind(connection, asked, self.turns, self.kind, self.take)
 
 
 @frozen
@@ -103,7 +119,7 @@ class Redo:
     """Take back the last undo that has not been taken back."""
 
     def change(self, connection: Connection, asked: Asked) -> Changed[Moved | None]:
-        return storage.redo(connection, asked)
+        return changes.redo(connection, asked)
 
 
 @frozen
@@ -114,7 +130,7 @@ class Rewrite:
     kind: MoveKind
 
     def change(self, connection: Connection, asked: Asked) -> Changed[Rewritten]:
-        return storage.rewrite(connection, asked, self.drafts, self.kind)
+        return changes.rewrite(connection, asked, self.drafts, self.kind)
 
 
 @frozen
@@ -124,7 +140,7 @@ class Restore:
     revision: int
 
     def change(self, connection: Connection, asked: Asked) -> Changed[Moved]:
-        return storage.restore(connection, asked, self.revision)
+        return changes.restore(connection, asked, self.revision)
 
 
 @frozen
@@ -136,7 +152,7 @@ class Fork:
     meta: bytes | None
 
     def change(self, connection: Connection, asked: Asked) -> Changed[Forked]:
-        return storage.fork(connection, asked, self.id, self.position, self.meta)
+        return changes.fork(connection, asked, self.id, self.position, self.meta)
 
 
 @frozen
@@ -146,15 +162,79 @@ class SetMeta:
     meta: bytes
 
     def change(self, connection: Connection, asked: Asked) -> Changed[None]:
-        return storage.set_meta(connection, asked, self.meta)
+        return changes.set_meta(connection, asked, self.meta)
+
+
+@frozen
+class SetPolicy:
+    """Set what becomes of messages posted mid-turn."""
+
+    policy: Policy | None
+
+    def change(self, connection: Connection, asked: Asked) -> Changed[None]:
+        return changes.set_policy(connection, asked, self.policy)
+
+
+@frozen
+class TakeTurn:
+    """Take the turn."""
+
+    claim: Claim
+
+    def change(self, connection: Connection, asked: Asked) -> Changed[Taken | None]:
+        return holding.take(connection, asked, self.claim)
+
+
+@frozen
+class EndTurn:
+    """End the turn under which it is asked."""
+
+    release: Release | None
+    """What becomes of what it took from the inbox; None if it took nothing."""
+
+    def change(self, connection: Connection, asked: Asked) -> Changed[Ended]:
+        return holding.end(connection, asked, self.release)
+
+
+@frozen
+class Post:
+    """Put a message into the inbox."""
+
+    draft: Draft
+    policy: Policy | None
+    usual: Policy
+    most: int
+
+    def change(self, connection: Connection, asked: Asked) -> Changed[Posted]:
+        return posting.post(connection, asked, self.draft, self.policy, self.usual, self.most)
+
+
+@frozen
+class Requeue:
+    """Let a message that was set aside wait again."""
+
+    id: int
+
+    def change(self, connection: Connection, asked: Asked) -> Changed[bool]:
+        return posting.requeue(connection, asked, self.id)
+
+
+@frozen
+class Dismiss:
+    """Remove a message that was set aside."""
+
+    id: int
+
+    def change(self, connection: Connection, asked: Asked) -> Changed[bool]:
+        return posting.dismiss(connection, asked, self.id)
 
 
 @frozen
 class Drain:
-    """Write what is pending."""
+    """Write what is pending, and end what is unreleased."""
 
     def change(self, connection: Connection, asked: Asked) -> Changed[None]:
-        return storage.drain(connection, asked)
+        return appends.drain(connection, asked)
 
 
 @frozen
@@ -162,7 +242,7 @@ class Delete:
     """End the session."""
 
     def change(self, connection: Connection, asked: Asked) -> Changed[Deleted | None]:
-        return storage.delete(connection, asked)
+        return removal.delete(connection, asked)
 
 
 @frozen
@@ -170,4 +250,4 @@ class Purge:
     """Remove what is off the live path for ever."""
 
     def change(self, connection: Connection, asked: Asked) -> Changed[Purged]:
-        return storage.purge(connection, asked)
+        return removal.purge(connection, asked)

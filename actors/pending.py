@@ -5,6 +5,8 @@ Pure: what may be kept, and how what is kept reads. Who retries, and when, is `r
 
 from __future__ import annotations
 
+from attrs import evolve
+
 from ..storage import Draft, Kept, Rejected, StoredMessage, Transcript, decode_message, same_message
 
 __all__ = ["keep", "number_of", "with_pending"]
@@ -34,7 +36,7 @@ def keep(pending: tuple[Kept, ...], more: Kept, most: int) -> tuple[Kept, ...] |
         return pending
     if number_of(pending) + len(fresh) > most:
         return None
-    return (*pending, Kept(tuple(fresh), more.append_id, more.now, more.life, more.attempt))
+    return (*pending, evolve(more, drafts=tuple(fresh)))
 
 
 def with_pending(
@@ -69,6 +71,7 @@ def with_pending(
                     kept.append_id,
                     "live",
                     True,
+                    draft.synthetic,
                 )
             )
     if last is not None:

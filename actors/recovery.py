@@ -1,4 +1,4 @@
-"""Brings what is pending to the disk: tries again and again, and once more at the end.
+"""Brings what is pending, and the ends of turns, to the disk: tries again, and once more at the end.
 
 Any later change of a session takes its pending appends along, so this only serves sessions
 to which nothing happens. All of them are tried together, then there is a pause, which grows
@@ -65,11 +65,11 @@ class Recovery:
         async with trio.open_nursery() as nursery:
             for id in list(self._ids):
                 actor = self._resident(id)
-                if actor is not None and actor.pending:
+                if actor is not None and actor.owes:
                     nursery.start_soon(_try, actor)
         for id in list(self._ids):
             actor = self._resident(id)
-            if actor is None or not actor.pending:
+            if actor is None or not actor.owes:
                 del self._ids[id]
         return len(self._ids)
 

@@ -2,7 +2,7 @@
 
 An actor is made when its session is spoken to and dropped when too many are resident, least
 recently used first. Dropping costs nothing, for an actor remembers only what it can read
-again; one that is busy or has something pending stays. An actor that has failed is replaced by
+again; one that is not idle stays. An actor that has failed is replaced by
 a new one, which serves what waited for it.
 """
 
@@ -65,6 +65,16 @@ class Registry:
             self._drop(kept=actor)
         return actor
 
+    def reach(self, id: str) -> SessionActor:
+        """Return the actor of session `id` as `wake`, also while the store closes.
+
+        For what ends something that was begun before.
+        """
+        actor = self._actors.get(id)
+        if actor is None:
+            actor = self._actors[id] = self._make(id)
+        return actor
+
     def check_home(self) -> None:
         """Raise `Rejected` in another event loop than the one that opened the store.
 
@@ -81,7 +91,7 @@ class Registry:
 
     def drop_idle(self) -> int:
         """Drop every actor that can be dropped; return how many those were."""
-        idle = [id for id, actor in self._actors.items() if _droppable(actor)]
+        idle = [id for id, actor in self._actors.items() if actor.idle]
         for id in idle:
             del self._actors[id]
         return len(idle)
@@ -110,11 +120,7 @@ class Registry:
             if len(self._actors) <= self._most:
                 break
             actor = self._actors[id]
-            if actor is not kept and _droppable(actor):
+            if actor is not kept and actor.idle:
                 del self._actors[id]
             else:
                 self._actors.move_to_end(id)  # or it would hide for ever what stands behind it
-
-
-def _droppable(actor: SessionActor) -> bool:
-    return not actor.busy and not actor.pending

@@ -6,10 +6,12 @@ of it is left, neither task nor thread nor open file.
 
 from __future__ import annotations
 
+import math
 import os
+import platform
 import random as random_module
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from itertools import count
@@ -19,13 +21,17 @@ import trio
 
 from ..storage import (
     DEFAULT_MAX_MESSAGE_BYTES,
+    Claim,
+    Clock,
     Deleted,
+    InboxMessage,
     Offload,
+    Policy,
     Purged,
     Rejected,
+    Rules,
     SessionInfo,
     StorageFailed,
-    Store,
     Synchronous,
     beside,
     check_text,
@@ -34,14 +40,19 @@ from ..storage import (
 )
 from .actor import House, SessionActor
 from .ask import Ask
-from .checks import check_number
+from .checks import check_holder, check_number, check_policy, check_seconds
+from .closing import close_calls
 from .conversation import CarrierFormat
+from .ground import MAX_ID_LENGTH, Bell, Ground, Limits, TurnRules
+from .keeper import LEAST_TTL_S, Keeper
 from .messages import Delete, Purge
 from .pending import number_of
 from .recovery import Recovery
 from .registry import Registry
-from .session import MAX_ID_LENGTH, Limits, Session
+from .serve import Handler, Serving
+from .session import Session
 from .statistics import Health, Statistics
+from .turn import Wish
 
 T = TypeVar("T")
 
@@ -51,17 +62,10 @@ __all__ = ["Sessions", "open_sessions"]
 class Sessions:
     """An open store. Made by `open_sessions`; belongs to the event loop that made it."""
 
-    def __init__(
-        self,
-        store: Store,
-        registry: Registry,
-        limits: Limits,
-        recovery: Recovery,
-        monotonic: Callable[[], float],
-    ) -> None:
-        self._store = store
-        self._registry = registry
-        self._limits = limits
+    def __init__(self, ground: Ground, recovery: Recovery, monotonic: Callable[[], float]) -> None:
+        self._ground = ground
+        self._store = ground.store
+        self._registry = ground.registry
         self._recovery = recovery
         self._monotonic = monotonic
 
@@ -74,7 +78,7 @@ class Sessions:
         Raises `Rejected` for an id that is not 1 to 1,000 characters, holds NUL or a lone
         surrogate. Any other text is just a name.
         """
-        return Session(id, self._registry, self._store, self._limits)
+        return Session(id, self._ground)
 
     # A store is no collection to walk through in one step: `list` gives it page by page.
     __contains__ = None
@@ -109,12 +113,62 @@ class Sessions:
         """Remove for ever what is off the live transcript of `id`, and its history of moves.
 
         Nothing can be redone or restored from before it. Overwrites, raises and is cancelled as
-        `delete`. What is pending is written first.
+        `delete`. What is pending is written first. Raises `TurnActive` while somebody holds the turn.
         """
         check_text(id, "id", max_length=MAX_ID_LENGTH)
         ask = _Scrubbing(Purge())
         self._registry.wake(id).deliver(ask)
         return await ask.answer()
+
+    async def serve(
+        self,
+        handler: Handler,
+        *,
+        max_concurrent: int = 100,
+        max_attempts: int = 3,
+        ttl: float | None = None,
+        max_hold: float | None = None,
+    ) -> None:
+        """Call `handler` with a turn for whatever the inboxes hold, for ever, from all processes' posts.
+
+        One turn at a time in a session, at most `max_concurrent` sessions at once, each in its turn.
+        A turn takes the first message that waits (or several, see `Policy`): it is appended in the
+        transaction that takes the turn, and is `turn.messages`. It leaves the inbox in the one that
+        ends the turn, if the handler returned. So it is delivered at least once, and appended once.
+
+        If the handler raises an `Exception`, or holds the turn for longer than `max_hold`, the message
+        is tried again after a pause, `max_attempts` times in all, takings by processes that died
+        included; then it is set aside (`set_aside`), and the next is taken. `turn.attempt` counts. A
+        handler that is cancelled from outside gives back what it took, untried.
+
+        `ttl` and `max_hold` are as for `Session.turn`. Several processes may serve one file.
+
+        Raises `Closed` when the store closes. A cancellation cancels the handlers, and waits until
+        their turns have ended.
+        """
+        check_number(max_concurrent, "max_concurrent", least=1)
+        check_number(max_attempts, "max_attempts", least=1)
+        rules = self._ground.rules
+        claim = Claim(
+            rules.holder,
+            rules.ttl_s if ttl is None else check_seconds(ttl, "ttl", least=LEAST_TTL_S, most=1e9),
+            most_attempts=max_attempts,
+        )
+        held_s = rules.max_hold_s if max_hold is None else check_seconds(max_hold, "max_hold")
+        wish = Wish(claim, 0.0, held_s)
+        self._registry.check_home()
+        await Serving(self._ground, handler, wish, max_concurrent).run()
+
+    async def set_aside(self, *, after: int = 0, limit: int = 100) -> Sequence[InboxMessage]:
+        """Return at most `limit` messages that were set aside, of all sessions, in their order.
+
+        For the next page give the last one's `place`. Let one wait again by `Session.requeue`, remove
+        it by `Session.dismiss`. Raises `StorageError`, `Closed`.
+        """
+        self._registry.check_home()
+        check_number(limit, "limit", least=1)
+        check_number(after, "after", least=0)
+        return await self._store.set_aside(after=after, limit=limit)
 
     def stats(self) -> Statistics:
         """Return what the store is doing and has done since it was opened."""
@@ -127,6 +181,9 @@ class Sessions:
             deepest_mailbox=max((len(actor.mailbox) for actor in actors), default=0),
             in_line=sum(actor.mailbox.in_line for actor in actors),
             pending=sum(number_of(actor.pending) for actor in actors),
+            turns=len(self._ground.keeper),
+            waiting_for_turn=sum(len(actor.line) for actor in actors if actor.line is not None)
+            - len(self._ground.keeper),
             failures=self._registry.failures,
             commits=writer.commits,
             operations=writer.operations,
@@ -155,9 +212,11 @@ class Sessions:
 
     async def _shut_down(self, grace_s: float) -> None:
         self._registry.close()
+        self._ground.keeper.close()
         for actor in self._registry:
             actor.send_away()
         with trio.move_on_after(grace_s):
+            await self._ground.keeper.emptied()
             await self._registry.quiet()
         for actor in self._registry:
             actor.dismiss()
@@ -184,8 +243,15 @@ async def open_sessions(
     max_resident: int = 10_000,
     max_pending: int = 200,
     grace_s: float = 10.0,
+    turn_ttl_s: float = 30.0,
+    turn_wait_s: float = math.inf,
+    turn_max_hold_s: float = 3_600.0,
+    holder: str | None = None,
+    policy: Policy = "queue",
+    max_inbox: int = 1_000,
     now: Callable[[], float] = time.time,
     monotonic: Callable[[], float] = time.monotonic,
+    clock: Clock | None = None,
     random: random_module.Random | None = None,
     offload: Offload = in_thread,
     vfs: str | None = None,
@@ -203,8 +269,18 @@ async def open_sessions(
         max_pending: messages that one session keeps in memory while storage does not take them.
         grace_s: how long, in seconds, closing waits for what was accepted. What has not been
             started by then is answered `Rejected`; what has is finished.
-        now, monotonic, random, offload, vfs: for tests: seconds since the epoch, seconds for
-            limits, the source of chance, how blocking work is done, SQLite's file layer.
+        turn_ttl_s: how long a turn lasts that nobody renews: after so many seconds a holder that
+            hangs can be passed over.
+        turn_wait_s: how long `Session.turn` waits; not less than `turn_ttl_s`, or a turn could never
+            be had from a holder that hangs.
+        turn_max_hold_s: how long a turn may be held.
+        holder: what others are told of who holds a turn; by default the machine and the process.
+        policy: what becomes of messages that are posted while a session is busy, where neither the
+            post nor the session says.
+        max_inbox: messages that one session's inbox holds.
+        now, monotonic, clock, random, offload, vfs: for tests: seconds since the epoch, seconds for
+            limits, what turns expire by, the source of chance, how blocking work is done, SQLite's
+            file layer.
 
     Raises `StorageDamaged`, `StorageFailed`, `StorageBusy` or `Rejected` if it cannot be opened
     (see `open_store`); its bytes are then unchanged.
@@ -227,7 +303,25 @@ async def open_sessions(
         max_resident=max_resident,
         max_pending=max_pending,
         grace_s=grace_s,
+        max_inbox=max_inbox,
     )
+    if policy is None:
+        raise Rejected("policy", "must be given")
+    check_policy(policy)
+    turn_rules = TurnRules(
+        holder=f"{platform.node()}/{os.getpid()}" if holder is None else check_holder(holder),
+        ttl_s=check_seconds(turn_ttl_s, "turn_ttl_s", least=LEAST_TTL_S, most=1e9),
+        wait_s=check_seconds(turn_wait_s, "turn_wait_s"),
+        max_hold_s=check_seconds(turn_max_hold_s, "turn_max_hold_s"),
+        policy=policy,
+        max_inbox=max_inbox,
+    )
+    if turn_wait_s < turn_ttl_s:
+        raise Rejected(
+            "turn_wait_s",
+            "must not be less than turn_ttl_s: it would always give up "
+            "before a turn can be had from a holder that hangs",
+        )
     chance = random_module.Random() if random is None else random
     async with open_store(
         path,
@@ -235,6 +329,7 @@ async def open_sessions(
         offload=offload,
         vfs=vfs,
         monotonic=monotonic,
+        clock=clock,
         random=chance,
     ) as store:
 
@@ -245,6 +340,7 @@ async def open_sessions(
         recovery = Recovery(registry.resident, chance)
         house = House(
             store=store,
+            rules=Rules(store.clock, store.owners, close_calls),
             now=now,
             # Unique in any file: counted on from a random start.
             new_id=count(chance.getrandbits(62)).__next__,
@@ -254,9 +350,17 @@ async def open_sessions(
             failed=registry.replace,
         )
         limits = Limits(max_message_bytes, CarrierFormat() if carriers is None else carriers)
-        sessions = Sessions(store, registry, limits, recovery, monotonic)
+        keeper = Keeper(store)
+        ground = Ground(store, registry, keeper, Bell(), limits, turn_rules, chance)
+        sessions = Sessions(ground, recovery, monotonic)
+
+        async def background() -> None:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(recovery.run)
+                nursery.start_soon(keeper.run)
+
         try:
-            async with beside(recovery.run, farewell=partial(sessions._shut_down, grace_s)):
+            async with beside(background, farewell=partial(sessions._shut_down, grace_s)):
                 yield sessions
         except BaseException as error:
             if lost := sessions.health().pending:

@@ -17,6 +17,8 @@ class Statistics:
         mailboxes: Messages accepted and not yet taken, in all mailboxes.
         in_line: Messages that wait for room in a full mailbox.
         pending: Messages kept in memory because storage has not taken them yet.
+        turns: Turns that this process holds.
+        waiting_for_turn: Those in this process who wait for one.
         failures: Actors that failed and were built again. Each is a bug.
         operations: Changes in those commits.
         mean_batch: Changes in a commit.
@@ -30,6 +32,8 @@ class Statistics:
     deepest_mailbox: int
     in_line: int
     pending: int
+    turns: int
+    waiting_for_turn: int
     failures: int
     commits: int
     operations: int

@@ -1,9 +1,9 @@
 """Turnkeeper's storage: transcripts in SQLite, one writer, nothing lost. Knows no actors."""
 
-from .appends import append, drain, extend
-from .asked import Asked, Changed, Kept, TakenBack
+from . import appends, changes, holding, posting, removal
+from .asked import Asked, Changed, Kept, Release, Rules, TakenBack
 from .beside import beside
-from .changes import fork, redo, restore, rewind, rewrite, set_meta
+from .clock import Clock, Moment
 from .codec import (
     DEFAULT_MAX_MESSAGE_BYTES,
     MAX_DEPTH,
@@ -18,37 +18,47 @@ from .connect import Connection, Synchronous
 from .errors import (
     Closed,
     Conflict,
+    LossReason,
     Rejected,
     StorageBusy,
     StorageDamaged,
     StorageError,
     StorageFailed,
     StorageFull,
+    TurnActive,
     TurnkeeperError,
+    TurnLost,
 )
+from .holding import Claim
 from .messages import Draft
 from .offload import Offload, in_thread, inline
 from .operation import Operation
+from .owners import Owners
 from .places import Place
 from .records import (
     Appended,
     Deleted,
+    Ended,
     Forked,
     Head,
+    Holder,
+    InboxMessage,
     JSONObject,
     Move,
     Moved,
     MoveKind,
+    Policy,
+    Posted,
     Purged,
     Read,
     Rewritten,
     SessionInfo,
     State,
     StoredMessage,
+    Taken,
     Transcript,
     Undone,
 )
-from .removal import delete, purge
 from .store import Store, open_store
 from .tally import WriterStatistics
 
@@ -58,26 +68,38 @@ __all__ = [
     "Appended",
     "Asked",
     "Changed",
+    "Claim",
+    "Clock",
     "Closed",
     "Columns",
     "Conflict",
     "Connection",
     "Deleted",
     "Draft",
+    "Ended",
     "Forked",
     "Head",
+    "Holder",
+    "InboxMessage",
     "JSONObject",
     "Kept",
+    "LossReason",
+    "Moment",
     "Move",
     "MoveKind",
     "Moved",
     "Offload",
     "Operation",
+    "Owners",
     "Place",
+    "Policy",
+    "Posted",
     "Purged",
     "Read",
     "Rejected",
+    "Release",
     "Rewritten",
+    "Rules",
     "SessionInfo",
     "State",
     "StorageBusy",
@@ -88,29 +110,26 @@ __all__ = [
     "Store",
     "StoredMessage",
     "Synchronous",
+    "Taken",
     "TakenBack",
     "Transcript",
+    "TurnActive",
+    "TurnLost",
     "TurnkeeperError",
     "Undone",
     "WriterStatistics",
-    "append",
+    "appends",
     "beside",
+    "changes",
     "check_text",
     "decode_message",
-    "delete",
-    "drain",
     "encode_message",
     "encode_object",
-    "extend",
-    "fork",
+    "holding",
     "in_thread",
     "inline",
     "open_store",
-    "purge",
-    "redo",
-    "restore",
-    "rewind",
-    "rewrite",
+    "posting",
+    "removal",
     "same_message",
-    "set_meta",
 ]

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from . import branches, heads, messages
+from . import branches, heads, inbox, messages
+from .admission import admit, catch_up, pass_over, write_pending
 from .asked import Asked, Changed
 from .codec import same_message
 from .connect import Connection
@@ -17,7 +18,7 @@ from .errors import Rejected
 from .messages import Draft
 from .reads import head_of
 from .records import Appended, Head
-from .steps import arrive, check_at, create, swap, write, write_pending
+from .steps import check_at, create, swap, write
 
 __all__ = ["append", "drain", "extend"]
 
@@ -37,8 +38,9 @@ def extend(
     """Append `drafts`, one revision for all, and return a receipt for each.
 
     A draft whose key the session has seen is not stored again; its receipt is the first one.
-    Keys are looked at before `at`, so that a redelivery is answered whatever happened since.
-    Raises `Closed`, `Conflict`, and `Rejected` for a key that came with other content before.
+    Keys are looked at before `at` and before turns, so that a redelivery is answered whatever
+    happened since. Raises `Closed`, `Conflict`, `TurnActive`, `TurnLost`, and `Rejected` for a key
+    that came with other content before, or whose message waits in the inbox.
     """
     found = head_of(connection, asked.id, asked.life)
     head = write_pending(connection, asked, found)
@@ -57,6 +59,9 @@ def extend(
             raise _other_content()
     if fresh:
         check_at(asked, found)
+        over = admit(connection, asked, head)
+        if over and head is not None:
+            head = pass_over(connection, asked, head)
         before = create(connection, asked) if head is None else head
         head = before._replace(revision=before.revision + 1, redo=None)
         new = [drafts[index] for index in fresh]
@@ -79,20 +84,25 @@ def _append_at_known_head(
     head moves before the row is written, so a stale one is noticed before it does harm.
     """
     known = asked.known
-    if known is None or not known.at_tip or asked.pending:
+    if known is None or not known.at_tip or asked.pending or asked.renew_s is not None:
         return None
-    session, revision, branch, position, _, opener, _ = known
+    session, revision, branch, position, _, opener, _, turn = known
+    if turn != asked.token:
+        return None
     if (asked.at is not None and asked.at != revision) or (
         asked.life is not None and asked.life != session
     ):
         return None
-    if draft.key is not None and messages.by_key(connection, session, draft.key) is not None:
+    if draft.key is not None and (
+        messages.by_key(connection, session, draft.key) is not None
+        or inbox.by_key(connection, session, draft.key) is not None
+    ):
         return None
     revision += 1
     position += 1
     if draft.opens_turn:
         opener = position
-    after = Head(session, revision, branch, position, True, opener, None)
+    after = Head(session, revision, branch, position, True, opener, None, turn)
     if not heads.swap(connection, known, after, asked.now):
         return None
     id = messages.insert(
@@ -102,8 +112,9 @@ def _append_at_known_head(
 
 
 def drain(connection: Connection, asked: Asked) -> Changed[None]:
-    """Write what is pending and nothing else."""
-    return Changed(None, arrive(connection, asked))
+    """Write what is pending, end what is unreleased, and nothing else; no turn refuses it."""
+    head = head_of(connection, asked.id, asked.life)
+    return Changed(None, catch_up(connection, asked, head))
 
 
 def _duplicate(connection: Connection, head: Head, draft: Draft) -> Appended | None:
@@ -112,6 +123,11 @@ def _duplicate(connection: Connection, head: Head, draft: Draft) -> Appended | N
         return None
     row = messages.by_key(connection, head.session, draft.key)
     if row is None:
+        posted = inbox.by_key(connection, head.session, draft.key)
+        if posted is not None and same_message(posted.columns, draft):
+            raise Rejected("key", "waits in the inbox; the turn that takes it appends its message")
+        if posted is not None:
+            raise _other_content()
         return None
     if not same_message(row.columns, draft):
         raise _other_content()

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Generic, Literal, NamedTuple, Protocol, TypeAlias, TypeVar
 
 from attrs import frozen
 
+from .clock import Clock
 from .messages import Draft
-from .records import Head
+from .owners import Owners
+from .records import Head, JSONObject
 
-__all__ = ["Asked", "Attempt", "Changed", "Kept", "TakenBack"]
+__all__ = ["Asked", "Attempt", "Changed", "Kept", "Outcome", "Release", "Rules", "TakenBack"]
 
 T_co = TypeVar("T_co", covariant=True)
 
@@ -32,6 +35,37 @@ class Kept:
     """The number of the session that it was meant for, where that was known."""
     attempt: Attempt | None = None
     """The operation that tried to write it and whose outcome nobody could tell at the time."""
+    token: int | None = None
+    """The turn under which it was appended. If that is lost by now, it only goes into the history."""
+
+
+Outcome: TypeAlias = Literal["done", "failed", "given back"]
+"""What becomes of the messages that a turn took. ``done``: they were acted on, and leave the inbox.
+``failed``: they are tried again, or set aside if that was the last try. ``given back``: they wait as
+if this turn had not been."""
+
+
+@frozen
+class Release:
+    """How a turn has ended."""
+
+    outcome: Outcome
+    most_attempts: int
+    """How often a message is tried."""
+    why: str
+    """Noted with messages that are set aside now."""
+
+
+@frozen
+class Rules:
+    """What the transactions of a store ask about turns, and cannot know by themselves."""
+
+    clock: Clock
+    """What time it is, for what expires."""
+    owners: Owners
+    """Who we are, and who else lives."""
+    close_calls: Callable[[Iterable[JSONObject]], Sequence[Draft]]
+    """The results that close what these messages leave open, of tool calls."""
 
 
 class Asked(Protocol):
@@ -67,6 +101,26 @@ class Asked(Protocol):
     @property
     def pending(self) -> tuple[Kept, ...]:
         """What is to be written first."""
+
+    @property
+    def rules(self) -> Rules:
+        """What is asked about turns."""
+
+    @property
+    def token(self) -> int | None:
+        """The turn under which this is asked; None: under none."""
+
+    @property
+    def renew_s(self) -> float | None:
+        """For how many seconds from now that turn is to last; None: as long as it did."""
+
+    @property
+    def interleave(self) -> bool:
+        """Whether this may go between the messages of somebody else's turn."""
+
+    @property
+    def unreleased(self) -> Mapping[int, Release | None]:
+        """Turns of ours that have ended, by token, and whose end storage did not take yet."""
 
 
 class Changed(NamedTuple, Generic[T_co]):

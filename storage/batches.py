@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import apsw
 
-__all__ = ["forget", "last", "mark"]
+__all__ = ["forget", "last", "mark", "writers"]
 
 MARK = """
 INSERT INTO batches (writer, last) VALUES (?1, ?2) ON CONFLICT (writer) DO UPDATE SET last = ?2
 """
 LAST = "SELECT last FROM batches WHERE writer = ?"
+WRITERS = "SELECT writer FROM batches"
 FORGET = "DELETE FROM batches WHERE writer = ?"
 
 
@@ -27,3 +28,8 @@ def last(connection: apsw.Connection, writer: int) -> int:
 def forget(connection: apsw.Connection, writer: int) -> None:
     """Remove the note of a writer that ends well."""
     connection.execute(FORGET, (writer,))
+
+
+def writers(connection: apsw.Connection) -> list[int]:
+    """Return the writers that have a mark."""
+    return [writer for (writer,) in connection.execute(WRITERS)]

@@ -13,16 +13,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from . import branches, messages, moves, sessions
+from .admission import arrive, catch_up
 from .asked import Asked, Changed, TakenBack
 from .codec import Columns, same_message
 from .connect import Connection
 from .errors import Rejected
 from .messages import Draft
 from .places import Place
-from .records import Forked, Head, JSONObject, Moved, MoveKind, Rewritten, Undone
-from .steps import arrive, begin, create, head_at, move, opener_at, write
+from .reads import head_of
+from .records import Forked, Head, JSONObject, Moved, MoveKind, Policy, Rewritten, Undone
+from .steps import begin, check_at, create, head_at, move, opener_at, write
 
-__all__ = ["fork", "redo", "restore", "rewind", "rewrite", "set_meta"]
+__all__ = ["fork", "redo", "restore", "rewind", "rewrite", "set_meta", "set_policy"]
 
 
 def rewind(
@@ -129,9 +131,10 @@ def fork(
 ) -> Changed[Forked]:
     """Make the session `id` that starts after `position` of this one; no message is copied.
 
-    None means the head. Raises `Rejected` if the position does not exist or the id is taken.
+    None means the head. No turn refuses it, for this session stays as it is. Raises `Rejected` if
+    the position does not exist or the id is taken.
     """
-    head = arrive(connection, asked)
+    head = _passing(connection, asked)
     end = head.position if head is not None else 0
     at = end if position is None else position
     if not 0 <= at <= end:
@@ -147,12 +150,31 @@ def fork(
 
 
 def set_meta(connection: Connection, asked: Asked, meta: bytes) -> Changed[None]:
-    """Replace the session's meta; it is made if it was not there. No revision is raised."""
-    head = arrive(connection, asked)
+    """Replace the session's meta; it is made if it was not there. No revision is raised.
+
+    No turn refuses it.
+    """
+    head = _passing(connection, asked)
     if head is None:
         head = create(connection, asked)
     sessions.set_meta(connection, head.session, meta)
     return Changed(None, head)
+
+
+def set_policy(connection: Connection, asked: Asked, policy: Policy | None) -> Changed[None]:
+    """Set what becomes of messages posted mid-turn; None for the store's own. As `set_meta`."""
+    head = _passing(connection, asked)
+    if head is None:
+        head = create(connection, asked)
+    sessions.set_policy(connection, head.session, policy)
+    return Changed(None, head)
+
+
+def _passing(connection: Connection, asked: Asked) -> Head | None:
+    """Return the head as `arrive` does, whoever holds the session."""
+    head = head_of(connection, asked.id, asked.life)
+    check_at(asked, head)
+    return catch_up(connection, asked, head)
 
 
 def _common_beginning(

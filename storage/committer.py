@@ -44,6 +44,7 @@ class Committer:
         connect: Callable[[], Connection],
         waiting: Waiting,
         *,
+        number: int,
         monotonic: Callable[[], float],
         random: Random,
         pause: Callable[[float], None],
@@ -53,7 +54,7 @@ class Committer:
         self._monotonic = monotonic
         self._random = random
         self._pause = pause
-        self._id = random.getrandbits(62)
+        self._id = number
         self._connection: Connection | None = None
         self._batch = 0
         self._doubtful: list[Operation] = []

@@ -1,23 +1,28 @@
 """What can go wrong, whose fault it is, and what to do next.
 
 One base, `TurnkeeperError`; below it the class decides the next step: correct the call
-(`Rejected`), look again (`Conflict`), wait and retry (`StorageBusy`, `StorageFull`), tell
-the operator (`StorageFailed`, `StorageDamaged`), stop using the handle (`Closed`). Each
-error carries its facts as attributes; its text is made from them and never holds the
-content of a message.
+(`Rejected`), look again (`Conflict`), wait for the holder (`TurnActive`), stop acting in the
+session (`TurnLost`), wait and retry (`StorageBusy`, `StorageFull`), tell the operator
+(`StorageFailed`, `StorageDamaged`), stop using the handle (`Closed`). Each error carries its
+facts as attributes; its text is made from them and never holds the content of a message.
 """
 
 from __future__ import annotations
 
+from typing import Literal, TypeAlias
+
 __all__ = [
     "Closed",
     "Conflict",
+    "LossReason",
     "Rejected",
     "StorageBusy",
     "StorageDamaged",
     "StorageError",
     "StorageFailed",
     "StorageFull",
+    "TurnActive",
+    "TurnLost",
     "TurnkeeperError",
 ]
 
@@ -64,6 +69,57 @@ class Conflict(TurnkeeperError):
         )
 
 
+class TurnActive(TurnkeeperError):
+    """Somebody else holds the session's turn; nothing was written. Wait, or take it over.
+
+    `holder` is what the holder calls itself, `since` when it took the turn (seconds since the
+    epoch), `expires_in` for how many seconds it lasts if it is not renewed; a holder that lives
+    renews it.
+    """
+
+    def __init__(self, session: str, holder: str, since: float, expires_in: float) -> None:
+        super().__init__(session, holder, since, expires_in)
+        self.session = session
+        self.holder = holder
+        self.since = since
+        self.expires_in = expires_in
+
+    def __str__(self) -> str:
+        return (
+            f"session {self.session!r} is held by {self.holder!r}, for {self.expires_in:.1f} s more "
+            "if it does not renew: wait for its turn to end, or take it over; code that holds the "
+            "turn itself writes through the turn object"
+        )
+
+
+LossReason: TypeAlias = Literal["taken", "interrupted", "overdue", "closed", "ended"]
+"""How a turn was lost. ``taken``: somebody else took it over, or wrote past it when it had expired.
+``interrupted``: a message was posted that was to interrupt it. ``overdue``: it was held for longer
+than it may be. ``closed``: the store was closed. ``ended``: its block has ended."""
+
+
+class TurnLost(TurnkeeperError):
+    """The turn is not ours any more. What was written under it before stands; nothing else was.
+
+    Do not act in the session again: whoever holds it now does.
+    """
+
+    def __init__(self, session: str, reason: LossReason = "taken") -> None:
+        super().__init__(session, reason)
+        self.session = session
+        self.reason = reason
+
+    def __str__(self) -> str:
+        why = {
+            "taken": "somebody else has taken it",
+            "interrupted": "a newer message interrupted it",
+            "overdue": "it was held for too long",
+            "closed": "the store was closed",
+            "ended": "its block has ended",
+        }
+        return f"the turn in session {self.session!r} was lost: {why[self.reason]}"
+
+
 class Closed(TurnkeeperError):
     """The store is closed, or the session was deleted: this handle is of no more use.
 
@@ -86,8 +142,8 @@ class StorageError(TurnkeeperError):
     """Storage could not do it; the call itself was right.
 
     `doing` says what was tried, `detail` what SQLite or the system answered. `kept` is true
-    where the message is held in memory, in order, and will be written by itself as soon as
-    storage takes it: do not send it again. `unknown` is true where the outcome could not be
+    where the message (or the end of the turn) is held in memory, in order, and will be written by
+    itself as soon as storage takes it: do not send it again. `unknown` is true where the outcome could not be
     found out, because storage did not come back after a failed commit: read before you
     repeat. With neither, nothing was written.
     """
@@ -105,7 +161,7 @@ class StorageError(TurnkeeperError):
 
     def __str__(self) -> str:
         if self.kept:
-            advice = "the message is kept and will be written; do not send it again"
+            advice = "it is kept and will be written; do not send it again"
         elif self.unknown:
             advice = "whether it was written is not known; read before you repeat it"
         else:

@@ -1,8 +1,9 @@
 """The movable pointer that a session is: compare and set.
 
-A head is compared by revision, branch and position, and whatever moves it raises the revision;
-so one that was remembered either still holds or is noticed to be stale by the very statement
-that uses it. Only a purge sets a head without moving it.
+A head is compared by revision, branch, position and turn, and whatever moves it raises the
+revision; so one that was remembered either still holds or is noticed to be stale by the very
+statement that uses it. That the turn is compared there is what fences: a write of a holder that
+has lost its turn finds another token, or none. Only a purge sets a head without moving it.
 """
 
 from __future__ import annotations
@@ -13,21 +14,25 @@ from .connect import Connection
 from .errors import StorageDamaged
 from .records import Head
 
-__all__ = ["bury", "get", "place", "swap"]
+__all__ = ["bury", "get", "hold", "place", "swap"]
 
 GET = """
-SELECT session, revision, branch, position, at_tip, opener, redo FROM heads WHERE session = ?
+SELECT session, revision, branch, position, at_tip, opener, redo, turn FROM heads WHERE session = ?
 """
 PLACE = """
-INSERT INTO heads (session, revision, branch, position, at_tip, opener, redo, updated_at)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO heads (session, revision, branch, position, at_tip, opener, redo, turn, updated_at)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 SWAP = """
 UPDATE heads
-SET revision = ?, branch = ?, position = ?, at_tip = ?, opener = ?, redo = ?, updated_at = ?
-WHERE session = ? AND revision = ? AND branch = ? AND position = ?
+SET revision = ?, branch = ?, position = ?, at_tip = ?, opener = ?, redo = ?, turn = ?,
+    updated_at = ?
+WHERE session = ? AND revision = ? AND branch = ? AND position = ? AND turn IS ?
 """
-BURY = "UPDATE heads SET revision = ?, position = 0, opener = 0, redo = NULL WHERE session = ?"
+HOLD = "UPDATE heads SET turn = ? WHERE session = ? AND turn IS ?"
+BURY = """
+UPDATE heads SET revision = ?, position = 0, opener = 0, redo = NULL, turn = NULL WHERE session = ?
+"""
 
 
 def get(connection: apsw.Connection, session: int) -> Head:
@@ -35,8 +40,8 @@ def get(connection: apsw.Connection, session: int) -> Head:
     row = connection.execute(GET, (session,)).get
     if not isinstance(row, tuple):
         raise StorageDamaged("reading", f"session {session} has no head")
-    key, revision, branch, position, at_tip, opener, redo = row
-    return Head(key, revision, branch, position, at_tip == 1, opener, redo)
+    key, revision, branch, position, at_tip, opener, redo, turn = row
+    return Head(key, revision, branch, position, at_tip == 1, opener, redo, turn)
 
 
 def place(connection: apsw.Connection, head: Head, now: float) -> None:
@@ -46,7 +51,7 @@ def place(connection: apsw.Connection, head: Head, now: float) -> None:
 
 def swap(connection: Connection, before: Head, after: Head, now: float) -> bool:
     """Set the head to `after` if it still is `before`; return whether it was."""
-    session, revision, branch, position, at_tip, opener, redo = after
+    session, revision, branch, position, at_tip, opener, redo, turn = after
     connection.write(
         SWAP,
         (
@@ -56,13 +61,21 @@ def swap(connection: Connection, before: Head, after: Head, now: float) -> bool:
             at_tip,
             opener,
             redo,
+            turn,
             now,
             session,
             before.revision,
             before.branch,
             before.position,
+            before.turn,
         ),
     )
+    return connection.changes() == 1
+
+
+def hold(connection: Connection, session: int, before: int | None, token: int | None) -> bool:
+    """Let the turn `token` hold the session, or nobody, if `before` still does; return whether."""
+    connection.write(HOLD, (token, session, before))
     return connection.changes() == 1
 
 

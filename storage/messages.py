@@ -13,38 +13,49 @@ import apsw
 
 from .codec import Column, Columns, decode_message
 from .connect import Connection
-from .places import Range
+from .places import Place, Range
 from .records import State, StoredMessage
 
 __all__ = [
     "Draft",
     "KeyedRow",
     "Origin",
+    "by_id",
     "by_key",
     "insert",
     "last_between",
     "load",
     "load_backwards",
     "origin",
+    "place_of",
     "read",
     "remove_after",
     "stored",
+    "structured",
     "tip",
 ]
 
 INSERT = """
 INSERT INTO messages (session, branch, position, revision, opener, hidden, append_id, created_at,
-                      caller_key, role, content, extra)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
+                      caller_key, role, content, extra, synthetic)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 """
 COLUMNS = """
-SELECT role, content, extra, id, position, revision, hidden, opener, caller_key, created_at, append_id
+SELECT role, content, extra, id, position, revision, hidden, opener, caller_key, created_at,
+       append_id, synthetic
 FROM messages
 """
 RANGE = COLUMNS + "WHERE branch = ? AND position BETWEEN ? AND ? ORDER BY position"
 RANGE_BACKWARDS = RANGE + " DESC"
+STRUCTURED = """
+SELECT role, content, extra FROM messages
+WHERE branch = ? AND position BETWEEN ? AND ? AND (extra IS NOT NULL OR typeof(content) = 'blob')
+ORDER BY position
+"""
+BY_ID = COLUMNS + "WHERE id = ?"
+PLACE_OF = "SELECT branch, position FROM messages WHERE id = ?"
 BY_KEY = """
-SELECT id, branch, position, revision, role, content, extra
+SELECT id, branch, position, revision, append_id, created_at, role, content, extra
 FROM messages WHERE session = ? AND caller_key = ?
 """
 ORIGIN = "SELECT session, revision, opener FROM messages WHERE branch = ? AND position = ?"
@@ -55,7 +66,7 @@ SELECT position FROM messages
 WHERE branch = ? AND revision > ? AND revision <= ? ORDER BY position DESC LIMIT 1
 """
 
-Row: TypeAlias = tuple[str, Column, Column, int, int, int, int, int, str | None, float, int]
+Row: TypeAlias = tuple[str, Column, Column, int, int, int, int, int, str | None, float, int, int]
 
 
 class Draft(NamedTuple):
@@ -67,6 +78,7 @@ class Draft(NamedTuple):
     hidden: bool = False
     opens_turn: bool = False
     key: str | None = None
+    synthetic: bool = False
 
 
 class KeyedRow(NamedTuple):
@@ -76,6 +88,8 @@ class KeyedRow(NamedTuple):
     branch: int
     position: int
     revision: int
+    append_id: int
+    created_at: float
     columns: Columns
 
 
@@ -99,7 +113,7 @@ def insert(
     now: float,
 ) -> int:
     """Write `draft` at its place and return its id."""
-    role, content, extra, hidden, _, key = draft
+    role, content, extra, hidden, _, key, synthetic = draft
     connection.write(
         INSERT,
         (
@@ -115,6 +129,7 @@ def insert(
             role,
             content,
             extra,
+            synthetic,
         ),
     )
     return connection.last_insert_rowid()
@@ -150,6 +165,7 @@ def stored(rows: Iterable[Row], state: State = "live") -> list[StoredMessage]:
             append_id,
             state,
             False,
+            synthetic == 1,
         )
         for (
             role,
@@ -163,6 +179,7 @@ def stored(rows: Iterable[Row], state: State = "live") -> list[StoredMessage]:
             key,
             created_at,
             append_id,
+            synthetic,
         ) in rows
     ]
 
@@ -179,8 +196,26 @@ def by_key(connection: apsw.Connection, session: int, key: str) -> KeyedRow | No
     if row is None:
         return None
     assert isinstance(row, tuple)
-    id, branch, position, revision, role, content, extra = row
-    return KeyedRow(id, branch, position, revision, Columns(role, content, extra))
+    id, branch, position, revision, append_id, created_at, *columns = row
+    return KeyedRow(id, branch, position, revision, append_id, created_at, Columns(*columns))
+
+
+def structured(connection: apsw.Connection, part: Range) -> Iterator[dict[str, object]]:
+    """Yield the messages of `part` that are more than a role and a text, oldest first."""
+    for row in connection.execute(STRUCTURED, part):
+        yield decode_message(*row)
+
+
+def by_id(connection: apsw.Connection, id: int) -> StoredMessage:
+    """Return the message of this id, which is known to exist."""
+    (message,) = stored(connection.execute(BY_ID, (id,)))
+    return message
+
+
+def place_of(connection: apsw.Connection, id: int) -> Place | None:
+    """Return where the message of this id stands; None if it was removed."""
+    row = connection.execute(PLACE_OF, (id,)).get
+    return Place(*row) if isinstance(row, tuple) else None
 
 
 def origin(connection: apsw.Connection, branch: int, position: int) -> Origin | None:

@@ -64,6 +64,7 @@ STATE_AFTER: dict[str, State] = {
     "redo": "rewound",
     "restore": "rewound",
     "purge": "rewound",
+    "lost": "rewound",
     "rewrite": "replaced",
     "compaction": "compacted",
 }

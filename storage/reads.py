@@ -6,17 +6,43 @@ question see the same moment.
 
 from __future__ import annotations
 
+from collections.abc import Collection, Iterable
 from itertools import islice, takewhile
+from typing import cast
 
 import apsw
 
-from . import branches, heads, messages, moves, sessions
-from .codec import decode_object
+from . import branches, heads, inbox, messages, moves, sessions, turns
+from .clock import Moment
+from .codec import decode_message, decode_object
 from .errors import Closed
+from .inbox import InboxRow
+from .owners import Owners
 from .places import Range
-from .records import Head, Move, SessionInfo, State, StoredMessage, Transcript
+from .records import (
+    Head,
+    Holder,
+    InboxMessage,
+    Move,
+    Policy,
+    SessionInfo,
+    State,
+    StoredMessage,
+    Transcript,
+)
 
-__all__ = ["all_messages", "head_of", "history", "info", "listed", "transcript"]
+__all__ = [
+    "all_messages",
+    "head_of",
+    "history",
+    "holder",
+    "in_inbox",
+    "info",
+    "listed",
+    "set_aside",
+    "transcript",
+    "troubled",
+]
 
 
 INFO = """
@@ -139,3 +165,57 @@ def listed(connection: apsw.Connection, after: str, limit: int) -> list[SessionI
 def _info(row: tuple[str, int, int, bytes | None, float, float]) -> SessionInfo:
     id, revision, position, meta, created_at, updated_at = row
     return SessionInfo(id, revision, position, decode_object(meta), created_at, updated_at)
+
+
+def holder(
+    connection: apsw.Connection, head: Head | None, now: Moment, owners: Owners
+) -> Holder | None:
+    """Return who holds the session's turn; None if nobody does."""
+    if head is None or head.turn is None:
+        return None
+    row = turns.get(connection, head.turn)
+    over = turns.is_over(row, now, owner_lives=owners.is_alive(row.owner))
+    return Holder(row.holder, row.since, 0.0 if over else turns.remaining_s(row, now))
+
+
+def in_inbox(connection: apsw.Connection, id: str, head: Head | None) -> list[InboxMessage]:
+    """Return all that the session's inbox holds, in order."""
+    if head is None:
+        return []
+    return [_in_inbox(id, row) for row in inbox.of_session(connection, head.session)]
+
+
+def set_aside(connection: apsw.Connection, after: int, limit: int) -> list[InboxMessage]:
+    """Return what was set aside, of all sessions, behind place `after`."""
+    return [
+        _in_inbox(sessions.id_of(connection, row.session), row)
+        for row in inbox.set_aside_after(connection, after, limit)
+    ]
+
+
+def troubled(
+    connection: apsw.Connection, held: Iterable[tuple[int, int]]
+) -> tuple[Collection[int], Collection[int]]:
+    """Of turns, given as session and token: the tokens that were lost, and those interrupted."""
+    lost, interrupted = [], []
+    for session, token in held:
+        if not turns.is_held_by(connection, session, token):
+            lost.append(token)
+        elif inbox.interrupts(connection, session, token):
+            interrupted.append(token)
+    return lost, interrupted
+
+
+def _in_inbox(id: str, row: InboxRow) -> InboxMessage:
+    return InboxMessage(
+        id=row.id,
+        session=id,
+        body=decode_message(row.role, row.content, row.extra),
+        key=row.caller_key,
+        policy=cast(Policy, row.policy),
+        accepted_at=row.accepted_at,
+        attempts=row.attempts,
+        taken=row.token is not None,
+        set_aside=row.set_aside,
+        place=row.place,
+    )

@@ -10,18 +10,24 @@ from attrs import field, frozen
 __all__ = [
     "Appended",
     "Deleted",
+    "Ended",
     "Forked",
     "Head",
+    "Holder",
+    "InboxMessage",
     "JSONObject",
     "Move",
     "MoveKind",
     "Moved",
+    "Policy",
+    "Posted",
     "Purged",
     "Read",
     "Rewritten",
     "SessionInfo",
     "State",
     "StoredMessage",
+    "Taken",
     "Transcript",
     "Undone",
 ]
@@ -34,8 +40,17 @@ JSONObject: TypeAlias = Mapping[str, object]
 State: TypeAlias = Literal["live", "rewound", "replaced", "compacted"]
 """Whether a message is on the live path, or what kind of move last took it off."""
 
-MoveKind: TypeAlias = Literal["undo", "retry", "redo", "rewrite", "compaction", "restore", "purge"]
-"""What moved a head. A purge moves nothing; it stands where the history before it ends."""
+MoveKind: TypeAlias = Literal[
+    "undo", "retry", "redo", "rewrite", "compaction", "restore", "purge", "lost"
+]
+"""What moved a head. A purge moves nothing; it stands where the history before it ends. Two moves
+``lost``, out and back, leave beside the path what a lost turn had pending."""
+
+Policy: TypeAlias = Literal["queue", "collect", "interrupt", "refuse"]
+"""What becomes of a message that is posted while the session is busy: a turn is held, or other
+messages wait. ``queue``: it waits for a turn of its own. ``collect``: it waits, and one turn takes
+all such messages that wait in a row. ``interrupt``: the turn that is held is cancelled and ended, and
+the next one takes all that waits up to it. ``refuse``: it is not accepted."""
 
 
 class Head(NamedTuple):
@@ -52,6 +67,7 @@ class Head(NamedTuple):
         opener: Position of the message that opened the turn in which the head stands; 0 before the
             first.
         redo: Revision of the undo that a redo would take back.
+        turn: Token of the turn that holds the session; None if nobody does.
     """
 
     session: int
@@ -61,6 +77,7 @@ class Head(NamedTuple):
     at_tip: bool
     opener: int
     redo: int | None
+    turn: int | None
 
 
 class StoredMessage(NamedTuple):
@@ -76,8 +93,10 @@ class StoredMessage(NamedTuple):
         key: The caller's key, if it was given one.
         created_at: Seconds since the epoch when it was accepted. For display; nothing is ordered by
             it.
-        append_id: Names the append that stored it; a batch shares one.
+        append_id: Names the append that stored it; a batch shares one. Of a message that came
+            through the inbox it is the id that its receipt said.
         pending: True while it is kept in memory because storage has not taken it yet.
+        synthetic: True if nobody said it: it closes a tool call whose turn ended without a result.
     """
 
     body: dict[str, object]
@@ -91,6 +110,7 @@ class StoredMessage(NamedTuple):
     append_id: int
     state: State
     pending: bool
+    synthetic: bool
 
     @property
     def role(self) -> str:
@@ -145,6 +165,96 @@ class Appended(NamedTuple):
     revision: int
     duplicate: bool
     live: bool
+
+
+class Holder(NamedTuple):
+    """Who holds a session's turn.
+
+    Attributes:
+        name: What it calls itself.
+        since: When it took the turn, in seconds since the epoch. For display.
+        expires_in: For how many seconds it lasts if it is not renewed; 0 if it is over, so that
+            anybody may pass.
+    """
+
+    name: str
+    since: float
+    expires_in: float
+
+
+class Taken(NamedTuple):
+    """The receipt of a turn that was taken.
+
+    Attributes:
+        token: Larger than every token before it, in the whole file.
+        messages: What it took from the inbox, in order, as it stands in the transcript.
+        attempt: How often the first of these has been taken, this time included; 0 without any.
+    """
+
+    token: int
+    since: float
+    messages: tuple[StoredMessage, ...]
+    attempt: int
+
+
+class Ended(NamedTuple):
+    """The receipt of a turn's end.
+
+    Attributes:
+        closed: Tool calls that it left open and that were given a synthetic result.
+        set_aside: Messages that were tried often enough and are not delivered any more.
+        waiting: Whether messages wait in the inbox, if it had taken some from there.
+    """
+
+    closed: int
+    set_aside: int
+    waiting: bool
+
+
+class Posted(NamedTuple):
+    """The receipt of a post; said after the commit.
+
+    Attributes:
+        status: ``accepted``: it is on disk and will be delivered. ``duplicate``: its key had been
+            seen before; `id` and `accepted_at` are the first receipt's. ``full``: the inbox holds as
+            many as it may; nothing was stored, nothing dropped. ``refused``: the session is busy
+            and the policy says so; nothing was stored.
+        id: Names the message for ever, also when it is delivered again; None if nothing was stored.
+        accepted_at: Seconds since the epoch. For display.
+        policy: The policy that was applied.
+        waiting: Messages in the inbox that wait or are acted on, this one included.
+    """
+
+    status: Literal["accepted", "duplicate", "full", "refused"]
+    id: int | None
+    accepted_at: float | None
+    policy: Policy
+    waiting: int
+
+
+@frozen
+class InboxMessage:
+    """A message in an inbox.
+
+    Attributes:
+        id: As its receipt said.
+        session: The session's id.
+        attempts: How often a turn has taken it.
+        taken: Whether a turn has it now, or had it and did not end well.
+        set_aside: Why it is not delivered any more; None if it waits.
+        place: Where it stands among all; give the last one's as `after=` for the next page.
+    """
+
+    id: int
+    session: str
+    body: dict[str, object] = field(repr=False)
+    key: str | None
+    policy: Policy
+    accepted_at: float
+    attempts: int
+    taken: bool
+    set_aside: str | None
+    place: int
 
 
 class Read(NamedTuple, Generic[T_co]):

@@ -13,13 +13,14 @@ import heapq
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from . import branches, heads, messages, moves, sessions
+from . import branches, heads, inbox, messages, moves, sessions, turns
+from .admission import arrive
 from .asked import Asked, Changed
 from .connect import Connection
 from .reads import head_of
 from .records import Deleted, Head, Purged
 from .schema import define_guard
-from .steps import arrive, swap, with_branch
+from .steps import swap, with_branch
 
 __all__ = ["delete", "purge"]
 
@@ -27,7 +28,8 @@ __all__ = ["delete", "purge"]
 def delete(connection: Connection, asked: Asked) -> Changed[Deleted | None]:
     """End the session; None if there is none. What a fork reaches stays, all else is removed.
 
-    What was pending goes with it. A tombstone keeps the revision.
+    What was pending goes with it, what its inbox holds, and the turn of whoever holds it. A
+    tombstone keeps the revision.
     """
     head = head_of(connection, asked.id, None)
     if head is None:
@@ -36,12 +38,18 @@ def delete(connection: Connection, asked: Asked) -> Changed[Deleted | None]:
     with _removing(connection):
         sessions.bury(connection, head.session, last)
         heads.bury(connection, head.session, last)
+        if head.turn is not None:
+            turns.remove(connection, head.turn)
+        inbox.remove_all(connection, head.session)
         removed = _retire(connection, head.session)
     return Changed(Deleted(removed, last), None)
 
 
 def purge(connection: Connection, asked: Asked) -> Changed[Purged]:
-    """Remove for ever what is off the live path and in no fork, and the history of moves."""
+    """Remove for ever what is off the live path and in no fork, and the history of moves.
+
+    Raises `TurnActive` while a turn is held.
+    """
     head = arrive(connection, asked)
     if head is None:
         return Changed(Purged(0), None)

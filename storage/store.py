@@ -8,9 +8,10 @@ asked.
 from __future__ import annotations
 
 import os
+import secrets
 import time
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import TypeVar
@@ -18,8 +19,9 @@ from typing import TypeVar
 import apsw
 import trio
 
-from . import reads
+from . import batches, inbox, reads, turns
 from .beside import beside
+from .clock import Clock, Moment, best_clock
 from .connect import (
     PATIENCE_MS,
     Connection,
@@ -33,8 +35,19 @@ from .connect import (
 )
 from .errors import Rejected
 from .offload import Offload, in_thread
+from .operation import Operation
+from .owners import Owners, open_owners
 from .readers import Readers
-from .records import Head, Move, Read, SessionInfo, StoredMessage, Transcript
+from .records import (
+    Head,
+    Holder,
+    InboxMessage,
+    Move,
+    Read,
+    SessionInfo,
+    StoredMessage,
+    Transcript,
+)
 from .schema import define_guard, migrate
 from .tally import WriterStatistics
 from .writer import Writer
@@ -50,8 +63,14 @@ READERS = 4
 class Store:
     """An open store. Made by `open_store`; all methods belong to the event loop's thread."""
 
-    def __init__(self, path: Path, writer: Writer, readers: Readers) -> None:
+    def __init__(
+        self, path: Path, writer: Writer, readers: Readers, owners: Owners, clock: Clock
+    ) -> None:
         self.path = path
+        self.owners = owners
+        """Who this open store is, and who else lives."""
+        self.clock = clock
+        """What turns expire by."""
         self.submit = writer.submit
         """Hand a change to the writer; see `Writer.submit`."""
         self.deadline = writer.deadline
@@ -103,6 +122,22 @@ class Store:
         """Return what a list shows of the session; None if there is none."""
         return await self._ask(id, life, reads.info)
 
+    async def inbox(self, id: str, *, life: int | None = None) -> Read[list[InboxMessage]]:
+        """Return all that the session's inbox holds, in order."""
+
+        def question(connection: apsw.Connection, head: Head | None) -> list[InboxMessage]:
+            return reads.in_inbox(connection, id, head)
+
+        return await self._ask(id, life, question)
+
+    async def holder(self, id: str, *, life: int | None = None) -> Read[Holder | None]:
+        """Return who holds the session's turn; None if nobody does."""
+
+        def question(connection: apsw.Connection, head: Head | None) -> Holder | None:
+            return reads.holder(connection, head, self.clock(), self.owners)
+
+        return await self._ask(id, life, question)
+
     async def _ask(
         self, id: str, life: int | None, question: Callable[[apsw.Connection, Head | None], T]
     ) -> Read[T]:
@@ -116,6 +151,32 @@ class Store:
         """Return at most `limit` sessions whose ids come after `after`, ordered by id."""
         return await self._readers.ask(lambda connection: reads.listed(connection, after, limit))
 
+    async def set_aside(self, *, after: int = 0, limit: int = 100) -> list[InboxMessage]:
+        """Return at most `limit` messages that were set aside, of all sessions, behind a place."""
+        return await self._readers.ask(lambda connection: reads.set_aside(connection, after, limit))
+
+    async def waiting_after(self, place: int, limit: int) -> list[tuple[int, str]]:
+        """Return at most `limit` posts that wait behind `place`: their place and session's id."""
+        return await self._readers.ask(
+            lambda connection: inbox.waiting_after(connection, place, limit)
+        )
+
+    async def troubled(
+        self, held: Collection[tuple[int, int]]
+    ) -> tuple[Collection[int], Collection[int]]:
+        """Of turns, given as session and token: the tokens that were lost, and those interrupted."""
+        return await self._readers.ask(lambda connection: reads.troubled(connection, held))
+
+    async def renew(self, held: Iterable[tuple[int, float]]) -> Collection[int]:
+        """Let turns, given as token and seconds, last so long from now; return the lost ones.
+
+        One transaction for all. Raises `Closed` and `StorageError`: then none was renewed. A
+        cancellation may renew them or not.
+        """
+        renewal = _Renewal(tuple(held), self.clock, self.owners)
+        self.submit(renewal)
+        return await renewal.lost()
+
     def wal_bytes(self) -> int:
         """Return the size of the write-ahead log, in bytes."""
         try:
@@ -128,6 +189,39 @@ class Store:
         return self._writer.statistics()
 
 
+class _Renewal(Operation):
+    """Many turns renewed at once."""
+
+    __slots__ = ("_clock", "_held", "_owners", "_settled")
+
+    value: list[int]
+
+    def __init__(self, held: tuple[tuple[int, float], ...], clock: Clock, owners: Owners) -> None:
+        super().__init__()
+        self._held = held
+        self._clock = clock
+        self._owners = owners
+        self._settled = trio.Event()
+
+    def run(self, connection: Connection) -> list[int]:
+        self._owners.stand()
+        boot, seconds = self._clock()
+        return [
+            token
+            for token, ttl_s in self._held
+            if not turns.renew(connection, token, Moment(boot, seconds + ttl_s))
+        ]
+
+    def settle(self) -> None:
+        self._settled.set()
+
+    async def lost(self) -> list[int]:
+        await self._settled.wait()
+        if self.error is not None:
+            raise self.error
+        return self.value
+
+
 @asynccontextmanager
 @trio.lowlevel.enable_ki_protection
 async def open_store(
@@ -137,14 +231,15 @@ async def open_store(
     offload: Offload = in_thread,
     vfs: str | None = None,
     monotonic: Callable[[], float] = time.monotonic,
+    clock: Clock | None = None,
     random: Random | None = None,
 ) -> AsyncIterator[Store]:
     """Open the store at `path`, made if nothing is there; it is closed when the block ends.
 
     `synchronous="full"` means that what was acknowledged survives a power loss; `"normal"`
-    that it survives the end of the process only. `offload`, `vfs`, `monotonic` (seconds) and
-    `random` are for tests: how blocking work is done, the SQLite file layer, the clock that
-    limits are measured on, the source of jitter and of the writer's number.
+    that it survives the end of the process only. `offload`, `vfs`, `monotonic` (seconds), `clock`
+    and `random` are for tests: how blocking work is done, the SQLite file layer, the clock that
+    limits are measured on, the one that turns expire by, the source of jitter.
 
     Raises `Rejected` for a path that cannot be one; `StorageDamaged` if something else is
     there (a folder, an empty file, garbage, another program's database, a newer store), its
@@ -160,7 +255,7 @@ async def open_store(
         define_guard(connection, allowed=False)
         return connection
 
-    def prepare() -> None:
+    def prepare() -> Owners:
         if not inspect(place):
             create(place, migrate, vfs=vfs)
         log = Path(f"{place}-wal")
@@ -172,19 +267,43 @@ async def open_store(
                 keep = log.exists() and log.stat().st_size > 0
                 connection.config(apsw.SQLITE_DBCONFIG_NO_CKPT_ON_CLOSE, int(keep))
                 migrate(connection)
+                # Not from `random`: a number must be new, also where chance is a test's.
+                owners = open_owners(Path(f"{place}.owners"), secrets.randbits(62))
+                with suppress(apsw.Error):  # another open can do it
+                    _forget_the_dead(connection, owners)
             finally:
                 close(connection)
+        return owners
 
-    await offload(prepare, trio.CapacityLimiter(1))
     name = str(place)
-    writer = Writer(connect, name=name, offload=offload, monotonic=monotonic, random=chance)
-    readers = Readers(lambda: open_reader(place, vfs=vfs), name=name, size=READERS, offload=offload)
+    owners = await offload(prepare, trio.CapacityLimiter(1))
     try:
-        async with beside(writer.run, writer.close):
-            yield Store(place, writer, readers)
+        writer = Writer(
+            connect,
+            name=name,
+            number=owners.number,
+            offload=offload,
+            monotonic=monotonic,
+            random=chance,
+        )
+        readers = Readers(
+            lambda: open_reader(place, vfs=vfs), name=name, size=READERS, offload=offload
+        )
+        try:
+            async with beside(writer.run, writer.close):
+                yield Store(place, writer, readers, owners, clock or best_clock())
+        finally:
+            with trio.CancelScope(shield=True):
+                await readers.close()
     finally:
-        with trio.CancelScope(shield=True):
-            await readers.close()
+        owners.close()  # last: until here a turn of ours may be written to
+
+
+def _forget_the_dead(connection: Connection, owners: Owners) -> None:
+    """Remove the marks of writers that were killed: nobody will ask for them."""
+    for number in batches.writers(connection):
+        if owners.is_alive(number) is False:
+            batches.forget(connection, number)
 
 
 def _checked(path: str | os.PathLike[str]) -> Path:

@@ -24,13 +24,17 @@ __all__ = ["Writer"]
 
 
 class Writer:
-    """Takes operations, commits them in batches, and tells each what became of it."""
+    """Takes operations, commits them in batches, and tells each what became of it.
+
+    `number` is its own among all that write to the file, ever.
+    """
 
     def __init__(
         self,
         connect: Callable[[], Connection],
         *,
         name: str,
+        number: int,
         offload: Offload,
         monotonic: Callable[[], float],
         random: Random,
@@ -41,7 +45,12 @@ class Writer:
         self._monotonic = monotonic
         self._waiting = Waiting()
         self._committer = Committer(
-            connect, self._waiting, monotonic=monotonic, random=random, pause=pause
+            connect,
+            self._waiting,
+            number=number,
+            monotonic=monotonic,
+            random=random,
+            pause=pause,
         )
         self._limiter = trio.CapacityLimiter(1)
         self._work = trio.Event()

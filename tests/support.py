@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager, closing, contextmanager
 from pathlib import Path
 from random import Random
@@ -18,13 +18,17 @@ from turnkeeper.actors import Session
 from turnkeeper.storage import (
     Head,
     Kept,
+    Moment,
     Offload,
     Operation,
+    Release,
+    Rules,
     StoredMessage,
     beside,
     inline,
 )
 from turnkeeper.storage.connect import Connection, create
+from turnkeeper.storage.owners import UnlockedOwners
 from turnkeeper.storage.schema import migrate
 from turnkeeper.storage.writer import Writer
 
@@ -183,6 +187,9 @@ class Job(Operation):
         return self.value
 
 
+NO_RULES = Rules(lambda: Moment("a boot", 0.0), UnlockedOwners(1), lambda messages: [])
+
+
 @frozen
 class Told:
     """What a change is told (`storage.Asked`), with nothing special by default."""
@@ -194,6 +201,11 @@ class Told:
     life: int | None = None
     at: int | None = None
     pending: tuple[Kept, ...] = ()
+    rules: Rules = NO_RULES
+    token: int | None = None
+    renew_s: float | None = None
+    interleave: bool = False
+    unreleased: Mapping[int, Release | None] = {}
 
 
 __all__ += ["Job", "Told"]
@@ -303,6 +315,7 @@ async def writing(
     writer = Writer(
         wire.connect,
         name="the wire",
+        number=1,
         offload=offload,
         monotonic=clock,
         random=Random(7),

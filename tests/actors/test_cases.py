@@ -523,7 +523,7 @@ async def test_c85_any_text_is_a_plain_name(tmp_path: Path, id: str) -> None:
         await sessions.delete(id)
         assert said(await sessions["other"].transcript()) == ["untouched"]
         assert said(await sessions[f"{id[:900]}, forked"].transcript()) == ["hello"]
-        assert entries(folder) == ["state.db", "state.db-shm", "state.db-wal"]
+        assert entries(folder) == ["state.db", "state.db-shm", "state.db-wal", "state.db.owners"]
     assert entries(tmp_path) == around
 
 

@@ -39,7 +39,7 @@ def bare_store(path: Path, count: int) -> Iterator[tuple[apsw.Connection, list[B
     for number in range(count):
         session = sessions.add(connection, f"session-{number}", 1, b"{}", now)
         branch = branches.add(connection, session, None, 0)
-        heads.place(connection, Head(session, 1, branch, 0, True, 0, None), now)
+        heads.place(connection, Head(session, 1, branch, 0, True, 0, None, None), now)
         made.append(Branch(session, branch))
     connection.execute("COMMIT")
     try:

@@ -130,7 +130,7 @@ def a_message_is_there_twice_off_every_path(
     id, model = _first(models, lambda model: model.own)
     connection.execute(
         "INSERT INTO messages SELECT NULL, session, -1, position, revision, opener, hidden,"
-        " append_id, created_at, NULL, role, content, extra FROM messages WHERE id = ?",
+        " append_id, created_at, NULL, role, content, extra, 0 FROM messages WHERE id = ?",
         (model.own[0].id,),
     )
     return id

@@ -14,19 +14,20 @@ import trio
 from support import A, Job, Told, U, tables
 
 from turnkeeper.actors import open_sessions
-from turnkeeper.storage import StorageFailed, delete, inline, open_store, purge
+from turnkeeper.storage import StorageFailed, inline, open_store
 from turnkeeper.storage.connect import open_reader, open_writer
+from turnkeeper.storage.removal import delete, purge
 from turnkeeper.storage.schema import define_guard
 
 COPY = """INSERT OR REPLACE INTO messages
 SELECT id, session, branch, position, revision, opener, hidden, append_id, created_at, caller_key,
-       role, 'forged', extra FROM messages WHERE position = 1"""
+       role, 'forged', extra, 0 FROM messages WHERE position = 1"""
 SAME_PLACE = """INSERT OR REPLACE INTO messages
 SELECT NULL, session, branch, position, revision, opener, hidden, append_id, created_at, NULL,
-       role, 'forged', extra FROM messages WHERE position = 1"""
+       role, 'forged', extra, 0 FROM messages WHERE position = 1"""
 SAME_KEY = """INSERT OR REPLACE INTO messages
 SELECT NULL, session, branch, position + 1000, revision, opener, hidden, append_id, created_at,
-       caller_key, role, 'forged', extra FROM messages WHERE caller_key IS NOT NULL"""
+       caller_key, role, 'forged', extra, 0 FROM messages WHERE caller_key IS NOT NULL"""
 MOVED = """INSERT OR REPLACE INTO moves
 SELECT session, revision, 'redo', 0, 0, 0, 0, NULL, 0 FROM moves"""
 
@@ -57,11 +58,11 @@ REPLACEMENTS = {
     "replace a message by its key": SAME_KEY,
     "replace a move": MOVED,
     "replace a branch": "INSERT OR REPLACE INTO branches SELECT id, 99, NULL, 0 FROM branches",
-    "replace a session": "REPLACE INTO sessions SELECT key, id, 9, NULL, 0, NULL FROM sessions",
+    "replace a session": "REPLACE INTO sessions SELECT key, id, 9, NULL, 0, NULL, NULL FROM sessions",
 }
 HEADS = {
     "delete every head": "DELETE FROM heads",
-    "replace a head": "INSERT OR REPLACE INTO heads SELECT session, 1, 1, 0, 1, 0, NULL, 0 FROM heads",
+    "replace a head": "INSERT OR REPLACE INTO heads SELECT session, 1, 1, 0, 1, 0, NULL, 0, 1 FROM heads",
 }
 
 

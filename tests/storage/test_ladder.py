@@ -22,8 +22,8 @@ def dotted(file: Path) -> str:
 
 MODULES = set(map(dotted, FILES))
 
-TABLES = {"batches", "branches", "heads", "messages", "moves", "sessions"}
-"""A table each; where they meet is `steps`, `appends`, `changes`, `removal` and `reads`."""
+TABLES = {"batches", "branches", "heads", "inbox", "messages", "moves", "sessions", "turns"}
+"""A table each; where they meet is `steps`, `admission`, what makes changes, and `reads`."""
 
 PURE = {
     Path("storage/errors.py"),
@@ -31,6 +31,7 @@ PURE = {
     Path("storage/codec.py"),
     Path("storage/places.py"),
     Path("actors/errors.py"),
+    Path("actors/closing.py"),
     Path("actors/pending.py"),
     Path("actors/taking.py"),
     *(file for file in FILES if file.parent == Path("actors/conversation")),
@@ -73,9 +74,11 @@ def imports(file: Path, *, at_runtime: bool = False) -> Iterator[str]:
                 continue
             base = folder[: len(folder) - node.level + 1]
             stem = [*base, *(node.module or "").split(".")] if node.module else [*base]
+            own = ".".join(stem) == dotted(file)  # a front door that shows one of its rooms
             for alias in node.names:
                 name = ".".join([*stem, alias.name])
-                is_module = name in MODULES and not (stem and alias.name in exports(".".join(stem)))
+                passed_on = stem and not own and alias.name in exports(".".join(stem))
+                is_module = name in MODULES and not passed_on
                 yield name if is_module else ".".join(stem)
 
 

@@ -308,7 +308,11 @@ async def test_a_new_file_is_for_its_owner_only(tmp_path: Path) -> None:
             modes = {
                 name: stat.S_IMODE((tmp_path / name).stat().st_mode) for name in contents(tmp_path)
             }
-            assert modes == dict.fromkeys(["state.db", "state.db-shm", "state.db-wal"], 0o600)
+            assert modes.pop("state.db.owners") == 0o700
+            (owner,) = (name for name in modes if name.startswith("state.db.owners/"))
+            assert modes == dict.fromkeys(
+                ["state.db", "state.db-shm", "state.db-wal", owner], 0o600
+            )
     finally:
         os.umask(before)
 

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 from support import A, Job, Told, U, count, said, tables, turns
 
-from turnkeeper import storage
 from turnkeeper.actors import Closed, Rejected, open_sessions
-from turnkeeper.storage import Connection, Draft, inline, open_store
+from turnkeeper.storage import Connection, Draft, appends, changes, inline, open_store, removal
 
 
 async def test_a_delete_leaves_what_forks_reach_at_any_depth(tmp_path: Path) -> None:
@@ -256,14 +255,14 @@ async def test_a_session_of_thousands_of_retries_can_be_removed(tmp_path: Path, 
 
         def grow(connection: Connection) -> None:
             for number in range(retries):
-                storage.append(connection, Told("a", number), Draft("user", "x", None, False, True))
-                storage.append(connection, Told("a", number), Draft("assistant", "y", None))
-                storage.restore(connection, Told("a", number), 2 + 3 * number)
+                appends.append(connection, Told("a", number), Draft("user", "x", None, False, True))
+                appends.append(connection, Told("a", number), Draft("assistant", "y", None))
+                changes.restore(connection, Told("a", number), 2 + 3 * number)
 
         job = Job(grow)
         store.submit(job)
         await job.outcome()
-        ended = Job(lambda connection: getattr(storage, end)(connection, Told("a")))
+        ended = Job(lambda connection: getattr(removal, end)(connection, Told("a")))
         store.submit(ended)
         await ended.outcome()
     assert count(path, "messages") == (0 if end == "delete" else retries)

@@ -14,11 +14,11 @@ from turnkeeper.storage import (
     Draft,
     StorageFailed,
     StorageFull,
-    append,
     encode_message,
     inline,
     open_store,
 )
+from turnkeeper.storage.appends import append
 from turnkeeper.storage.connect import PATIENCE_S
 
 DONE, NOT_DONE = "after", "before"
