@@ -30,9 +30,10 @@ from ..storage import (
 )
 from .conversation import CarrierFormat
 from .errors import NotRetryable
+from .opening import open_sessions
 from .serve import Handler
 from .session import Session
-from .sessions import Sessions, open_sessions
+from .sessions import Sessions
 from .statistics import Health, Statistics
 from .turn import Turn
 

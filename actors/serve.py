@@ -16,15 +16,17 @@ import heapq
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable
-from typing import TypeAlias
+from functools import partial
+from typing import Literal, NamedTuple, TypeAlias
 
 import trio
 from trio_util import AsyncBool
 
 from ..storage import Closed, StorageError, TurnActive, TurnLost
 from .ground import Ground
+from .hold import Delivery, Wish
 from .session import Session
-from .turn import Delivery, Turn, Wish
+from .turn import Turn
 
 __all__ = ["Handler", "Serving"]
 
@@ -48,6 +50,15 @@ TAKEN_DELAY_S = 1.0
 logger = logging.getLogger(__name__)
 
 
+class _Later(NamedTuple):
+    """A session that is tried later."""
+
+    due: float
+    id: str
+    taken: bool
+    """Because somebody else holds its turn; tried as soon as that is known to have ended."""
+
+
 class Serving:
     """One call of `serve`."""
 
@@ -60,15 +71,16 @@ class Serving:
         self._posted = AsyncBool()
         self._some_ready = AsyncBool()
         self._ready: deque[str] = deque()
-        self._later: list[tuple[float, str]] = []
         self._known: dict[str, bool] = {}
-        """Sessions that are ready, or acted on, or tried later; true: something has come since."""
-        self._waiting: set[str] = set()
-        """Of those, the ones that are tried later."""
+        """Sessions that are ready, acted on, or tried later; true: something has come since."""
+        self._later: dict[str, _Later] = {}
+        self._due: list[_Later] = []
+        """A heap of these, with some that do not count any more."""
+        self._closed: Closed | None = None
 
     def __repr__(self) -> str:
         return (
-            f"<Serving: {len(self._ready)} ready, {len(self._waiting)} later, "
+            f"<Serving: {len(self._ready)} ready, {len(self._later)} later, "
             f"{len(self._known)} known>"
         )
 
@@ -78,33 +90,47 @@ class Serving:
 
     def freed(self, id: str) -> None:
         """Try the session now if it waits for somebody else's turn to end."""
-        if id in self._waiting:
-            self._waiting.discard(id)
+        later = self._later.get(id)
+        if later is not None and later.taken:
+            del self._later[id]
             self._make_ready(id)
 
     async def run(self) -> None:
-        """Serve for ever. A cancellation cancels the handlers; what they took waits again."""
+        """Serve until the store closes. A cancellation cancels the handlers."""
         self._ground.bell.listeners.append(self)
         try:
             async with trio.open_nursery() as nursery:
-                nursery.start_soon(self._find)
-                while True:
-                    await self._some_ready.wait_value(True)
-                    await self._room.acquire()
-                    # Whoever was ready still is: only this task takes.
-                    id = self._ready.popleft()
-                    self._some_ready.value = bool(self._ready)
-                    nursery.start_soon(self._serve, id)
+                nursery.start_soon(self._until_closed, self._find, nursery.cancel_scope)
+                await self._start_turns(nursery)
         finally:
             self._ground.bell.listeners.remove(self)
+        if self._closed is not None:
+            raise self._closed
+
+    async def _start_turns(self, nursery: trio.Nursery) -> None:
+        """Give a turn to whoever is ready, as long as there is room, for ever."""
+        while True:
+            await self._some_ready.wait_value(True)
+            await self._room.acquire()
+            # Whoever was ready still is: only this task takes.
+            serve = partial(self._serve, self._ready.popleft())
+            self._some_ready.value = bool(self._ready)
+            nursery.start_soon(self._until_closed, serve, nursery.cancel_scope)
+
+    async def _until_closed(
+        self, work: Callable[[], Awaitable[None]], scope: trio.CancelScope
+    ) -> None:
+        """Do `work`; if the store closes meanwhile, `run` says so, and not in a group."""
+        try:
+            await work()
+        except Closed as closed:
+            self._closed = closed
+            scope.cancel()
 
     async def _find(self) -> None:
         """Find out which sessions have something waiting, for ever."""
         while True:
-            now = trio.current_time()
-            while self._later and self._later[0][0] <= now:
-                _, id = heapq.heappop(self._later)
-                self.freed(id)
+            self._wake_the_due()
             self._posted.value = False
             try:
                 while len(self._ready) < PAGE:
@@ -119,6 +145,14 @@ class Serving:
             with trio.move_on_after(LOOK_S):
                 await self._posted.wait_value(True)
 
+    def _wake_the_due(self) -> None:
+        now = trio.current_time()
+        while self._due and self._due[0].due <= now:
+            later = heapq.heappop(self._due)
+            if self._later.get(later.id) is later:
+                del self._later[later.id]
+                self._make_ready(later.id)
+
     def _note(self, id: str) -> None:
         if id in self._known:
             self._known[id] = True
@@ -132,47 +166,49 @@ class Serving:
 
     async def _serve(self, id: str) -> None:
         """Give the session one turn, and a place in the queue if there may be more to do."""
+        self._known[id] = False
         try:
-            self._known[id] = False
-            delay_s = await self._one_turn(id)
+            verdict = await self._one_turn(id)
         finally:
             self._room.release()
-        if delay_s is None and not self._known[id]:
-            del self._known[id]
-        elif delay_s:
-            self._waiting.add(id)
-            heapq.heappush(self._later, (trio.current_time() + delay_s, id))
-        else:
+        if isinstance(verdict, _Later):
+            self._later[id] = verdict
+            heapq.heappush(self._due, verdict)
+        elif verdict == "again" or self._known[id]:
             self._make_ready(id)
+        else:
+            del self._known[id]
 
-    async def _one_turn(self, id: str) -> float | None:
-        """Act on what waits; return after how long to try again, None if nothing waits."""
+    async def _one_turn(self, id: str) -> _Later | Literal["again", "nothing more"]:
+        """Act on what waits in one session; return what is to be done with it next."""
         delivery = Delivery(Session(id, self._ground), self._wish)
-        attempt = 1
+        turn: Turn | None = None
         try:
             async with delivery as turn:
-                if turn is None:
-                    return None
-                attempt = turn.attempt
-                await self._handler(turn)
-        except TurnActive as refusal:
-            return self._delay_s(min(TAKEN_DELAY_S, refusal.expires_in))
-        except TurnLost as loss:
-            if loss.reason == "interrupted":
-                return 0.0
-            logger.warning("a turn was lost: %s", loss.reason)
-            return self._delay_s(TAKEN_DELAY_S)
+                if turn is not None:
+                    await self._handler(turn)
         except Closed as closed:
             if closed.what == "store":
                 raise
-            return None
+        except TurnLost as loss:
+            if loss.reason == "interrupted":
+                return "again"
+            logger.warning("a turn was lost: %s", loss.reason)
+            return self._later_for(id, TAKEN_DELAY_S, taken=True)
         except Exception as error:
+            if turn is None:
+                if not isinstance(error, TurnActive):
+                    logger.warning("a turn could not be taken: %s", type(error).__name__)
+                return self._later_for(id, TAKEN_DELAY_S, taken=True)
             # The text of an error may hold somebody's words, so only its type is logged.
-            logger.error("a handler failed with %s, at attempt %d", type(error).__name__, attempt)
-            if delivery.ended is not None and delivery.ended.set_aside:
-                return 0.0
-            return self._delay_s(min(FIRST_DELAY_S * 2 ** (attempt - 1), LONGEST_DELAY_S))
-        return 0.0 if delivery.ended is not None and delivery.ended.waiting else None
+            name, attempt = type(error).__name__, turn.attempt
+            logger.error("a turn ended with %s, at attempt %d", name, attempt)
+            if delivery.ended is None or not delivery.ended.set_aside:
+                delay_s = min(FIRST_DELAY_S * 2 ** min(attempt - 1, 30), LONGEST_DELAY_S)
+                return self._later_for(id, delay_s, taken=False)
+        more = delivery.ended is not None and delivery.ended.waiting
+        return "again" if more else "nothing more"
 
-    def _delay_s(self, most: float) -> float:
-        return most * self._ground.random.uniform(0.5, 1)
+    def _later_for(self, id: str, most_s: float, *, taken: bool) -> _Later:
+        delay_s = most_s * self._ground.random.uniform(0.5, 1)
+        return _Later(trio.current_time() + delay_s, id, taken)

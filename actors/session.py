@@ -23,6 +23,7 @@ from .ask import Ask
 from .changes import Changes
 from .checks import check_holder, check_number, check_policy, check_seconds
 from .ground import MAX_ID_LENGTH
+from .hold import Holding, Wish
 from .keeper import LEAST_TTL_S
 from .messages import (
     Append,
@@ -36,7 +37,7 @@ from .messages import (
     SetPolicy,
 )
 from .reads import Reads
-from .turn import Holding, Turn, Wish
+from .turn import Turn
 
 __all__ = ["Session"]
 

@@ -32,34 +32,37 @@ from .errors import (
 from .holding import Claim
 from .messages import Draft
 from .offload import Offload, in_thread, inline
+from .opening import open_store
 from .operation import Operation
 from .owners import Owners
 from .places import Place
-from .records import (
+from .receipts import (
     Appended,
     Deleted,
     Ended,
     Forked,
+    Moved,
+    Posted,
+    Purged,
+    Rewritten,
+    Taken,
+    Undone,
+)
+from .records import (
     Head,
     Holder,
     InboxMessage,
     JSONObject,
     Move,
-    Moved,
     MoveKind,
     Policy,
-    Posted,
-    Purged,
     Read,
-    Rewritten,
     SessionInfo,
     State,
     StoredMessage,
-    Taken,
     Transcript,
-    Undone,
 )
-from .store import Store, open_store
+from .store import Store
 from .tally import WriterStatistics
 
 __all__ = [

@@ -10,9 +10,10 @@ not if the change is refused, for then nothing may happen.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import takewhile
 
-from . import branches, heads, inbox, messages, moves, turns
+from . import branches, inbox, messages, moves, turns
 from .asked import Asked, Kept, Release
 from .codec import Columns, same_message
 from .connect import Connection
@@ -20,8 +21,9 @@ from .errors import TurnActive, TurnLost
 from .messages import Draft
 from .places import Range
 from .reads import head_of
-from .records import Ended, Head
-from .steps import begin, check_at, swap, write
+from .receipts import Ended
+from .records import Head
+from .steps import begin, check_at, hold, swap, write
 
 __all__ = ["admit", "arrive", "catch_up", "end_turn", "is_held", "pass_over", "write_pending"]
 
@@ -102,18 +104,19 @@ def end_turn(
     if release is not None:
         set_aside = _release(connection, head.session, row.token, release)
         waiting = inbox.count(connection, head.session, 1) > 0
-    results = asked.rules.close_calls(
-        body
-        for part in _since(connection, head, min(row.opener, head.opener))
-        for body in messages.structured(connection, part)
-    )
+    parts = _since(connection, head, min(row.opener, head.opener))
+    results: Sequence[Draft] = ()
+    if any(messages.may_call(connection, part) for part in parts):  # or large ones are read in vain
+        results = asked.rules.close_calls(
+            body for part in parts for body in messages.structured(connection, part)
+        )
     after = head._replace(turn=None)
     if results:
         after = after._replace(revision=head.revision + 1)
         after, _ = write(connection, after, results, asked.append_id, asked.now)
         swap(connection, head, after, asked.now)
     else:
-        heads.hold(connection, head.session, head.turn, None)
+        hold(connection, head, None)
     turns.remove(connection, row.token)
     return after, Ended(len(results), set_aside, waiting)
 

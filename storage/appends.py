@@ -17,7 +17,8 @@ from .connect import Connection
 from .errors import Rejected
 from .messages import Draft
 from .reads import head_of
-from .records import Appended, Head
+from .receipts import Appended
+from .records import Head
 from .steps import check_at, create, swap, write
 
 __all__ = ["append", "drain", "extend"]

@@ -21,7 +21,8 @@ from .errors import Rejected
 from .messages import Draft
 from .places import Place
 from .reads import head_of
-from .records import Forked, Head, JSONObject, Moved, MoveKind, Policy, Rewritten, Undone
+from .receipts import Forked, Moved, Rewritten, Undone
+from .records import Head, JSONObject, MoveKind, Policy
 from .steps import begin, check_at, create, head_at, move, opener_at, write
 
 __all__ = ["fork", "redo", "restore", "rewind", "rewrite", "set_meta", "set_policy"]

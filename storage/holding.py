@@ -8,15 +8,16 @@ from __future__ import annotations
 
 from attrs import frozen
 
-from . import branches, heads, inbox, messages, turns
+from . import branches, inbox, messages, turns
 from .admission import admit, arrive, end_turn, pass_over, write_pending
 from .asked import Asked, Changed, Release
 from .connect import Connection
 from .inbox import InboxRow
 from .messages import Draft
 from .reads import head_of
-from .records import Ended, Head, Taken
-from .steps import create, swap, write
+from .receipts import Ended, Taken
+from .records import Head
+from .steps import create, hold, swap, write
 
 __all__ = ["Claim", "end", "take"]
 
@@ -62,8 +63,7 @@ def take(connection: Connection, asked: Asked, claim: Claim) -> Changed[Taken | 
     until = now._replace(seconds=now.seconds + claim.ttl_s)
     owner = asked.rules.owners.number
     token = turns.add(connection, head.session, owner, claim.holder, head.opener, asked.now, until)
-    heads.hold(connection, head.session, None, token)
-    head = head._replace(turn=token)
+    head = hold(connection, head, token)
     if rows is None:
         return Changed(Taken(token, asked.now, (), 0), head)
     head, ids = _deliver(connection, asked, head, token, rows)

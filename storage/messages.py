@@ -26,6 +26,7 @@ __all__ = [
     "last_between",
     "load",
     "load_backwards",
+    "may_call",
     "origin",
     "place_of",
     "read",
@@ -51,6 +52,12 @@ STRUCTURED = """
 SELECT role, content, extra FROM messages
 WHERE branch = ? AND position BETWEEN ? AND ? AND (extra IS NOT NULL OR typeof(content) = 'blob')
 ORDER BY position
+"""
+MAY_CALL = """
+SELECT 1 FROM messages
+WHERE branch = ? AND position BETWEEN ? AND ? AND role = 'assistant'
+      AND (extra IS NOT NULL OR typeof(content) = 'blob')
+LIMIT 1
 """
 BY_ID = COLUMNS + "WHERE id = ?"
 PLACE_OF = "SELECT branch, position FROM messages WHERE id = ?"
@@ -198,6 +205,11 @@ def by_key(connection: apsw.Connection, session: int, key: str) -> KeyedRow | No
     assert isinstance(row, tuple)
     id, branch, position, revision, append_id, created_at, *columns = row
     return KeyedRow(id, branch, position, revision, append_id, created_at, Columns(*columns))
+
+
+def may_call(connection: apsw.Connection, part: Range) -> bool:
+    """Return whether a tool may be called in `part`, by an assistant that says more than a text."""
+    return connection.execute(MAY_CALL, part).get is not None
 
 
 def structured(connection: apsw.Connection, part: Range) -> Iterator[dict[str, object]]:

@@ -12,7 +12,8 @@ from .connect import Connection
 from .errors import Rejected
 from .messages import Draft
 from .reads import head_of
-from .records import Head, Policy, Posted
+from .receipts import Posted
+from .records import Head, Policy
 from .steps import create
 
 __all__ = ["dismiss", "post", "requeue"]

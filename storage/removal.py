@@ -18,7 +18,8 @@ from .admission import arrive
 from .asked import Asked, Changed
 from .connect import Connection
 from .reads import head_of
-from .records import Deleted, Head, Purged
+from .receipts import Deleted, Purged
+from .records import Head
 from .schema import define_guard
 from .steps import swap, with_branch
 

@@ -13,13 +13,15 @@ from .connect import Connection
 from .errors import Conflict
 from .messages import Draft
 from .places import Place
-from .records import Appended, Head, MoveKind
+from .receipts import Appended
+from .records import Head, MoveKind
 
 __all__ = [
     "begin",
     "check_at",
     "create",
     "head_at",
+    "hold",
     "move",
     "opener_at",
     "swap",
@@ -107,6 +109,13 @@ def swap(connection: Connection, before: Head, after: Head, now: float) -> None:
     """Set a head that was read in this transaction."""
     if not heads.swap(connection, before, after, now):  # not an assertion: -O must not write on
         raise RuntimeError(f"the head of session {before.session} moved inside a transaction")
+
+
+def hold(connection: Connection, head: Head, token: int | None) -> Head:
+    """Let the turn `token` hold the session, or nobody; the head was read in this transaction."""
+    if not heads.hold(connection, head.session, head.turn, token):
+        raise RuntimeError(f"the turn of session {head.session} changed inside a transaction")
+    return head._replace(turn=token)
 
 
 def opener_at(connection: Connection, place: Place) -> int:

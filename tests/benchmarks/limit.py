@@ -73,8 +73,26 @@ def append_all(
                 execute("BEGIN IMMEDIATE")
             now = time.time()
             execute("SAVEPOINT operation")
-            # Sets revision, branch, position, at_tip, opener, redo, updated_at; compares the rest.
-            execute(swap, (revision, branch, at, True, at, None, now, session, at, branch, before))
+            # Sets revision, branch, position, at_tip, opener, redo, turn, updated_at; compares the
+            # rest: session, revision, branch, position, turn.
+            execute(
+                swap,
+                (
+                    revision,
+                    branch,
+                    at,
+                    True,
+                    at,
+                    None,
+                    None,
+                    now,
+                    session,
+                    at,
+                    branch,
+                    before,
+                    None,
+                ),
+            )
             execute(
                 insert,
                 (
@@ -90,6 +108,7 @@ def append_all(
                     "user",
                     text,
                     None,
+                    False,
                 ),
             )
             execute("RELEASE operation")
