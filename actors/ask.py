@@ -63,6 +63,7 @@ class Ask(Operation, Generic[T]):
         "pending",
         "renew_s",
         "rules",
+        "steadfast",
         "token",
         "unreleased",
     )
@@ -90,6 +91,7 @@ class Ask(Operation, Generic[T]):
         token: int | None = None,
         renew_s: float | None = None,
         interleave: bool = False,
+        steadfast: bool = False,
     ) -> None:
         super().__init__()
         self.message = message
@@ -97,6 +99,7 @@ class Ask(Operation, Generic[T]):
         self.token = token
         self.renew_s = renew_s
         self.interleave = interleave
+        self.steadfast = steadfast
         self.met = met
         self.life = None if met is None else met.number
         self.head = None
@@ -111,7 +114,8 @@ class Ask(Operation, Generic[T]):
     async def answer(self) -> T:
         """Return the receipt, or raise the error that it was answered with.
 
-        A cancellation withdraws the ask if it has not started; otherwise it is waited for.
+        A cancellation withdraws the ask if it has not started; otherwise, and if it is steadfast, it
+        is waited for.
         """
         if not self._answered:
             self._task = trio.lowlevel.current_task()
@@ -154,6 +158,8 @@ class Ask(Operation, Generic[T]):
         self.actor.settled(self)
 
     def _abort(self, _: object) -> trio.lowlevel.Abort:
+        if self.steadfast:
+            return trio.lowlevel.Abort.FAILED
         self.abandoned = True
         if self.actor is not None and self.actor.withdraw(self):
             self._task = None

@@ -11,6 +11,7 @@ line moves up once that is on its way, for his own try stands behind it in the m
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import TracebackType
 
 import trio
@@ -20,6 +21,7 @@ from ..storage import (
     Claim,
     Closed,
     Ended,
+    NotYet,
     Rejected,
     Release,
     StorageError,
@@ -50,6 +52,8 @@ class Wish:
     """For how long it is waited for."""
     max_hold_s: float
     """For how long it may be held."""
+    pause_s: Callable[[int], float] = lambda _attempt: 0.0
+    """How long to wait before the next try of a message that was tried so often in vain."""
 
 
 class Hold:
@@ -61,6 +65,8 @@ class Hold:
         self._ground: Ground = handle._ground
         self._line: Line | None = None
         self._turn: Turn | None = None
+        self.not_yet_s = 0.0
+        """For how many seconds more what comes first in the inbox is to wait for its next try."""
         self.ended: Ended | None = None
         """The receipt of its end."""
 
@@ -83,14 +89,17 @@ class Hold:
         except BaseException:
             line.leave(self)
             raise
-        if taken is None:
+        if not isinstance(taken, Taken):
             line.leave(self)
+            self.not_yet_s = 0.0 if taken is None else taken.in_s
             return None
         if line.held is not None:
             line.held.lost("taken")
         scope = trio.CancelScope(deadline=trio.current_time() + self._wish.max_hold_s)
         assert self._handle._life.number is not None
-        turn = Turn(self._handle, self._handle._life.number, taken, claim.ttl_s, scope)
+        turn = Turn(
+            self._handle, self._handle._life.number, taken, claim.ttl_s, scope, self._step_aside
+        )
         self._turn = line.held = turn
         self._ground.keeper.hold(turn)
         scope.__enter__()
@@ -123,16 +132,15 @@ class Hold:
             if left is None:
                 raise
             left.add_note(f"the end of the turn: {trouble}")
-        loss, turn.loss = turn.loss, turn.loss or "ended"
         if left is not None:
             if left is error:
                 return False
             raise left
-        if loss == "taken" or (loss is not None and error is not None):
-            raise TurnLost(turn.id, loss) from None
+        if turn.loss == "taken" or (turn.loss is not None and error is not None):
+            raise TurnLost(turn.id, turn.loss) from None
         return False
 
-    async def _take(self, line: Line) -> Taken | None:
+    async def _take(self, line: Line) -> Taken | NotYet | None:
         """Wait for the front of the line, then try until the turn is ours or it takes too long."""
         id, ground = self._handle.id, self._ground
         give_up = trio.current_time() + self._wish.wait_s
@@ -164,20 +172,28 @@ class Hold:
         return TurnActive(self._handle.id, holder.name, holder.since, holder.expires_in)
 
     async def _end(self, turn: Turn, release: Release | None) -> None:
-        ground, line = self._ground, self._line
-        assert line is not None
+        ground = self._ground
         ground.keeper.let_go(turn)
-        if line.held is turn:
-            line.held = None
+        turn.over()
         ask: Ask[Ended] | None = None
         if turn.loss != "taken":
-            ask = Ask(EndTurn(release), None, turn._life, token=turn.token)
+            # Whatever cancels us: a turn that is not ended would refuse everybody until it runs out.
+            ask = Ask(EndTurn(release), None, turn._life, token=turn.token, steadfast=True)
             ground.registry.reach(turn.id).deliver(ask)
-        line.leave(self)
-        if ask is not None:
-            with trio.CancelScope(shield=True):
+        self._step_aside()
+        try:
+            if ask is not None:
                 self.ended = await ask.answer()
-        ground.bell.freed(turn.id)
+        finally:
+            ground.bell.freed(turn.id)
+
+    def _step_aside(self) -> None:
+        """Let the next one in the line try."""
+        line = self._line
+        assert line is not None
+        if line.held is self._turn:
+            line.held = None
+        line.leave(self)
 
     def _release(
         self, turn: Turn, error: BaseException | None, left: BaseException | None
@@ -190,12 +206,14 @@ class Hold:
         if most is None:
             return None
         if error is None or turn.loss == "interrupted":
-            return Release("done", most, "")  # who interrupts wants no answer to what was before
+            return Release("done", most)  # who interrupts wants no answer to what was before
         if turn.loss == "overdue":
-            return Release("failed", most, "it was acted on for too long")
-        if isinstance(left, Exception):
-            return Release("failed", most, f"the handler raised {type(left).__name__}")
-        return Release("given back", most, "")
+            why = "it was acted on for too long"
+        elif isinstance(left, Exception):
+            why = f"the handler raised {type(left).__name__}"
+        else:
+            return Release("given back", most)
+        return Release("failed", most, why, self._wish.pause_s(turn.attempt))
 
 
 class Delivery(Hold):

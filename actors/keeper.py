@@ -12,9 +12,11 @@ nothing from us, mostly nobody else gets past us either, and if so the token tel
 from __future__ import annotations
 
 import logging
+from collections.abc import Collection
 from contextlib import aclosing
 from typing import Protocol
 
+import trio
 from trio_util import AsyncBool, periodic
 
 from ..storage import LossReason, StorageError, Store
@@ -58,6 +60,7 @@ class Keeper:
         self._store = store
         self._turns: dict[int, Kept] = {}
         self._any = AsyncBool()
+        self._soon = AsyncBool()
 
     def __len__(self) -> int:
         return len(self._turns)
@@ -69,13 +72,18 @@ class Keeper:
         """Keep `turn` from now on."""
         turn.renew_at = self._store.clock().seconds + turn.ttl_s / 3
         self._turns[turn.token] = turn
-        self._any.value = True
+        if len(self._turns) == 1:
+            self._any.value = True
 
     def let_go(self, turn: Kept) -> None:
         """Keep it no more."""
         self._turns.pop(turn.token, None)
         if not self._turns:
             self._any.value = False
+
+    def look_now(self) -> None:
+        """Look at the turns at once: a message was posted that may interrupt one of them."""
+        self._soon.value = True
 
     async def emptied(self) -> None:
         """Return when no turn is held. Leaves nothing behind when cancelled."""
@@ -88,6 +96,17 @@ class Keeper:
 
     async def run(self) -> None:
         """Keep turns for ever. A cancellation leaves them to run out."""
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._look_now_and_then)
+            nursery.start_soon(self._look_when_told)
+
+    async def _look_when_told(self) -> None:
+        while True:
+            await self._soon.wait_value(True)
+            self._soon.value = False
+            await self._look()
+
+    async def _look_now_and_then(self) -> None:
         while True:
             await self._any.wait_value(True)
             async with aclosing(periodic(LOOK_S)) as looks:
@@ -98,24 +117,34 @@ class Keeper:
 
     async def _look(self) -> None:
         now = self._store.clock().seconds
+        for turn in [turn for turn in self._turns.values() if turn.overdue]:
+            turn.lost("overdue")  # and is not renewed, should its block go on
         turns = [turn for turn in self._turns.values() if not turn.overdue]
         due = [turn for turn in turns if turn.renew_at <= now]
-        lost: list[int] = []
-        interrupted: list[int] = []
+        await self._renew(due, now)
         try:
-            if due:
-                lost += await self._store.renew((turn.token, turn.ttl_s) for turn in due)
-            gone, heard = await self._store.troubled([(turn.life, turn.token) for turn in turns])
-            lost += gone
-            interrupted += heard
+            lost, interrupted = await self._store.troubled(
+                [(turn.life, turn.token) for turn in turns]
+            )
         except StorageError as error:
             logger.warning("held turns could not be looked at: %s", type(error).__name__)
+        else:
+            self._tell(lost, "taken")
+            self._tell(interrupted, "interrupted")
+
+    async def _renew(self, due: list[Kept], now: float) -> None:
+        if not due:
             return
-        for turn in due:
-            turn.renew_at = now + turn.ttl_s / 3
-        for token in lost:
-            if token in self._turns:
-                self._turns[token].lost("taken")
-        for token in interrupted:
-            if token in self._turns:
-                self._turns[token].lost("interrupted")
+        try:
+            lost = await self._store.renew((turn.token, turn.ttl_s) for turn in due)
+        except StorageError as error:
+            logger.warning("held turns could not be renewed: %s", type(error).__name__)
+        else:
+            for turn in due:
+                turn.renew_at = now + turn.ttl_s / 3
+            self._tell(lost, "taken")
+
+    def _tell(self, tokens: Collection[int], reason: LossReason) -> None:
+        for token in tokens:
+            if token in self._turns:  # it may have ended meanwhile
+                self._turns[token].lost(reason)

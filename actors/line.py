@@ -27,9 +27,6 @@ class Held(Protocol):
     def lost(self, reason: LossReason) -> None:
         """Told when somebody else in this process takes it over."""
 
-    def interrupted_by(self, id: int) -> None:
-        """Told when the message `id` was posted that is to interrupt it."""
-
 
 class Line:
     """Those who want the turn, in order of arrival; the one at the front may have it."""
@@ -39,6 +36,7 @@ class Line:
     def __init__(self) -> None:
         self._places: list[object] = []
         self._front: AsyncValue[object] = AsyncValue(None)
+        """Changes when somebody moves up."""
         self.held: Held | None = None
         """The turn that is held in this process, if one is."""
 
@@ -46,13 +44,17 @@ class Line:
         """How many hold or want the turn."""
         return len(self._places)
 
+    @property
+    def waiting(self) -> int:
+        """How many want the turn and do not hold it."""
+        return len(self._places) - (self.held is not None)
+
     def __repr__(self) -> str:
         return f"<Line: {'held' if self.held else 'free'}, {len(self._places)} in it>"
 
     def join(self, place: object, *, first: bool = False) -> bool:
         """Take a place at the end, or before everybody; return whether it is the front."""
         self._places.insert(0 if first else len(self._places), place)
-        self._front.value = self._places[0]
         return self.is_front(place)
 
     def is_front(self, place: object) -> bool:
@@ -65,6 +67,7 @@ class Line:
 
     @trio.lowlevel.enable_ki_protection
     def leave(self, place: object) -> None:
-        """Give up a place; the next one moves up."""
-        self._places.remove(place)
+        """Give up a place, unless that was done; the next one moves up."""
+        if place in self._places:
+            self._places.remove(place)
         self._front.value = self._places[0] if self._places else None

@@ -23,6 +23,7 @@ from ..storage import (
     Forked,
     Moved,
     MoveKind,
+    NotYet,
     Policy,
     Posted,
     Purged,
@@ -181,7 +182,7 @@ class TakeTurn:
 
     claim: Claim
 
-    def change(self, connection: Connection, asked: Asked) -> Changed[Taken | None]:
+    def change(self, connection: Connection, asked: Asked) -> Changed[Taken | NotYet | None]:
         return holding.take(connection, asked, self.claim)
 
 

@@ -22,13 +22,13 @@ from typing import Literal, NamedTuple, TypeAlias
 import trio
 from trio_util import AsyncBool
 
-from ..storage import Closed, StorageError, TurnActive, TurnLost
+from ..storage import Closed, StorageError, TurnActive
 from .ground import Ground
 from .hold import Delivery, Wish
 from .session import Session
 from .turn import Turn
 
-__all__ = ["Handler", "Serving"]
+__all__ = ["Handler", "Serving", "pause_s"]
 
 Handler: TypeAlias = Callable[[Turn], Awaitable[object]]
 """Acts on `turn.messages`, and answers through the turn. What it returns is ignored."""
@@ -37,15 +37,21 @@ LOOK_S = 0.25
 """How often to look for what other processes posted. A guess: what a person hardly notices."""
 
 PAGE = 1_000
-"""Waiting messages that are read at once, and sessions that wait in memory before more are read."""
+"""Waiting messages that are read at once."""
 
-FIRST_DELAY_S = 1.0
-LONGEST_DELAY_S = 60.0
+FIRST_PAUSE_S = 1.0
+LONGEST_PAUSE_S = 60.0
 """Before a message whose handler has failed is tried again; it doubles. Guesses: a model that is
 overloaded wants seconds, and nobody wants to wait for minutes."""
 
 TAKEN_DELAY_S = 1.0
 """Longest pause before a session that somebody else holds is tried again."""
+
+
+def pause_s(attempt: int) -> float:
+    """Return how long a message waits whose try number `attempt` has failed."""
+    return float(min(FIRST_PAUSE_S * 2 ** min(attempt - 1, 30), LONGEST_PAUSE_S))
+
 
 logger = logging.getLogger(__name__)
 
@@ -74,6 +80,8 @@ class Serving:
         self._known: dict[str, bool] = {}
         """Sessions that are ready, acted on, or tried later; true: something has come since."""
         self._later: dict[str, _Later] = {}
+        self._freed: set[str] = set()
+        """Those of them whose turn somebody let go since it was tried."""
         self._due: list[_Later] = []
         """A heap of these, with some that do not count any more."""
         self._closed: Closed | None = None
@@ -94,6 +102,8 @@ class Serving:
         if later is not None and later.taken:
             del self._later[id]
             self._make_ready(id)
+        elif later is None and id in self._known:
+            self._freed.add(id)
 
     async def run(self) -> None:
         """Serve until the store closes. A cancellation cancels the handlers."""
@@ -133,7 +143,7 @@ class Serving:
             self._wake_the_due()
             self._posted.value = False
             try:
-                while len(self._ready) < PAGE:
+                while True:  # to the end, or those served again and again would hide the rest
                     page = await self._ground.store.waiting_after(self._place, PAGE)
                     for place, id in page:
                         self._place = place
@@ -167,45 +177,51 @@ class Serving:
     async def _serve(self, id: str) -> None:
         """Give the session one turn, and a place in the queue if there may be more to do."""
         self._known[id] = False
+        self._freed.discard(id)
         try:
             verdict = await self._one_turn(id)
         finally:
             self._room.release()
-        if isinstance(verdict, _Later):
+        if isinstance(verdict, _Later) and not (verdict.taken and id in self._freed):
             self._later[id] = verdict
             heapq.heappush(self._due, verdict)
-        elif verdict == "again" or self._known[id]:
+        elif isinstance(verdict, _Later) or verdict == "again" or self._known[id]:
             self._make_ready(id)
         else:
             del self._known[id]
+        self._freed.discard(id)
 
     async def _one_turn(self, id: str) -> _Later | Literal["again", "nothing more"]:
         """Act on what waits in one session; return what is to be done with it next."""
         delivery = Delivery(Session(id, self._ground), self._wish)
         turn: Turn | None = None
+        failure: Exception | None = None
         try:
             async with delivery as turn:
                 if turn is not None:
-                    await self._handler(turn)
-        except Closed as closed:
-            if closed.what == "store":
-                raise
-        except TurnLost as loss:
-            if loss.reason == "interrupted":
-                return "again"
-            logger.warning("a turn was lost: %s", loss.reason)
-            return self._later_for(id, TAKEN_DELAY_S, taken=True)
+                    try:
+                        await self._handler(turn)
+                    except Exception as error:
+                        failure = error  # the handler's own, also if it is an error of ours
+                        raise
         except Exception as error:
-            if turn is None:
+            if isinstance(error, Closed) and error is not failure:
+                if error.what == "store":
+                    raise
+            elif turn is None:
                 if not isinstance(error, TurnActive):
                     logger.warning("a turn could not be taken: %s", type(error).__name__)
                 return self._later_for(id, TAKEN_DELAY_S, taken=True)
-            # The text of an error may hold somebody's words, so only its type is logged.
-            name, attempt = type(error).__name__, turn.attempt
-            logger.error("a turn ended with %s, at attempt %d", name, attempt)
-            if delivery.ended is None or not delivery.ended.set_aside:
-                delay_s = min(FIRST_DELAY_S * 2 ** min(attempt - 1, 30), LONGEST_DELAY_S)
-                return self._later_for(id, delay_s, taken=False)
+            elif turn.loss == "interrupted":
+                return "again"
+            else:
+                # The text of an error may hold somebody's words, so only its type is logged.
+                name, attempt = type(error).__name__, turn.attempt
+                logger.error("a turn ended with %s, at attempt %d", name, attempt)
+                if turn.loss == "taken" or delivery.ended is None:
+                    return self._later_for(id, TAKEN_DELAY_S, taken=True)
+        if delivery.not_yet_s:
+            return _Later(trio.current_time() + delivery.not_yet_s, id, False)
         more = delivery.ended is not None and delivery.ended.waiting
         return "again" if more else "nothing more"
 

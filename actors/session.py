@@ -174,11 +174,9 @@ class Session(Reads, Changes):
         rules = self._ground.rules
         receipt = await self._ask(Post(draft, policy, rules.policy, rules.max_inbox), None)
         if receipt.status == "accepted":
-            actor = self._ground.registry.resident(self.id)
-            held = actor.line.held if actor is not None and actor.line is not None else None
-            if held is not None and receipt.policy == "interrupt" and receipt.id is not None:
-                held.interrupted_by(receipt.id)
             self._ground.bell.posted()
+            if receipt.policy == "interrupt":
+                self._ground.keeper.look_now()
         return receipt
 
     async def set_policy(self, policy: Policy | None) -> None:

@@ -13,7 +13,7 @@ from .hold import Wish
 from .keeper import LEAST_TTL_S
 from .messages import Delete, Purge
 from .pending import number_of
-from .serve import Handler, Serving
+from .serve import Handler, Serving, pause_s
 from .session import Session
 from .statistics import Health, Statistics
 
@@ -117,7 +117,7 @@ class Sessions:
             most_attempts=max_attempts,
         )
         held_s = rules.max_hold_s if max_hold is None else check_seconds(max_hold, "max_hold")
-        wish = Wish(claim, 0.0, held_s)
+        wish = Wish(claim, 0.0, held_s, pause_s)
         self._registry.check_home()
         await Serving(self._ground, handler, wish, max_concurrent).run()
 
@@ -144,8 +144,7 @@ class Sessions:
             in_line=sum(actor.mailbox.in_line for actor in actors),
             pending=sum(number_of(actor.pending) for actor in actors),
             turns=len(self._ground.keeper),
-            waiting_for_turn=sum(len(actor.line) for actor in actors if actor.line is not None)
-            - len(self._ground.keeper),
+            waiting_for_turn=sum(actor.line.waiting for actor in actors if actor.line is not None),
             failures=self._registry.failures,
             commits=writer.commits,
             operations=writer.operations,

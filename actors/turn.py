@@ -6,7 +6,7 @@ How it is had and let go is `hold`, how it is kept meanwhile `keeper`.
 from __future__ import annotations
 
 import math
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import TypeVar
 
 import trio
@@ -41,7 +41,9 @@ class Turn(Reads, Changes):
     """
 
     __slots__ = (
+        "_over",
         "_scope",
+        "_step_aside",
         "_task",
         "attempt",
         "loss",
@@ -53,7 +55,13 @@ class Turn(Reads, Changes):
     )
 
     def __init__(
-        self, handle: Handle, life: int, taken: Taken, ttl_s: float, scope: trio.CancelScope
+        self,
+        handle: Handle,
+        life: int,
+        taken: Taken,
+        ttl_s: float,
+        scope: trio.CancelScope,
+        step_aside: Callable[[], None],
     ) -> None:
         super().__init__(handle.id, handle._ground, Life(life))
         self.token: int = taken.token
@@ -64,10 +72,12 @@ class Turn(Reads, Changes):
         self.ttl_s = ttl_s
         self.renew_at = math.inf
         self._scope = scope
+        self._step_aside = step_aside
+        self._over = False
         self._task = trio.lowlevel.current_task()
 
     def __repr__(self) -> str:
-        state = "held" if self.loss is None else self.loss
+        state = self.loss or ("ended" if self._over else "held")
         return f"<Turn {self.token} in {self.id!r}: {state}>"
 
     @property
@@ -87,19 +97,24 @@ class Turn(Reads, Changes):
         return self._task is trio.lowlevel.current_task()
 
     def lost(self, reason: LossReason) -> None:
-        """Cancel what is done under it; its block raises `TurnLost`."""
-        if self.loss is None:
+        """Cancel what is done under it; its block raises `TurnLost`.
+
+        If it does not hold any more, or not for long, the next one here need not wait until the
+        block heeds that.
+        """
+        if self.loss is None or reason == "taken":
             self.loss = reason
             self._scope.cancel()
+        if reason in ("taken", "overdue"):
+            self._step_aside()
 
-    def interrupted_by(self, id: int) -> None:
-        """Cancel what is done under it, unless it is what the message `id` itself waits for."""
-        if id not in [message.append_id for message in self.messages]:
-            self.lost("interrupted")
+    def over(self) -> None:
+        """Let nothing more be done under it."""
+        self._over = True
 
     def _ask(self, message: Message[T], at: int | None) -> Coroutine[object, None, T]:
-        if self.loss in ("taken", "ended"):
-            raise TurnLost(self.id, self.loss)
+        if self._over or self.loss == "taken":
+            raise TurnLost(self.id, self.loss or "ended")
         if at is not None:
             check_number(at, "at", least=0)
         ground = self._ground

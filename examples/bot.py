@@ -6,17 +6,20 @@ Answers come from a few rules, so that it runs anywhere. With OPENAI_BASE_URL se
 from that endpoint instead, with OPENAI_API_KEY, OPENAI_MODEL and OPENAI_TIMEOUT (the seconds
 that it may stay silent, 60 by default) where they are set.
 
-Read `Chat.turn` first. It is the idea of the program: the question is on disk before the model
-hears of it, the answer is stored when it is whole, and nothing in between has to be cleaned up,
-whatever ends it. Kill it at any moment and start it again: it goes on where it was.
+Read `asking.py` first. It is the idea of the program: what a person says is posted to an inbox on
+disk, and `serve` takes it from there to be answered. Kill the program at any moment and start it
+again: it answers the question that was left and goes on where it was. Start it twice on one file:
+the two serve one inbox, and each shows what its own person asked.
 
-Ctrl-C while an answer comes stops that answer; otherwise it leaves. The exit code is 0 after
+Lines are taken one after the other; what is typed while an answer comes is read after it. Ctrl-C
+while an answer comes stops that answer; otherwise it leaves. The exit code is 0 after
 /quit and at the end of the input, 1 if the store cannot be used, and 128 plus the number of the
 signal that ended it (130 for Ctrl-C), as shells do. All of them leave a clean store.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import signal
 import sys
@@ -25,22 +28,31 @@ from contextlib import AbstractAsyncContextManager, nullcontext
 from random import Random
 
 import trio
-from responder import NoAnswer, Responder, Rules
+from asking import Asking
+from responder import Responder, Rules
 from terminal import Terminal
 
-from turnkeeper.actors import Session, Sessions, TurnkeeperError, commands, open_sessions
+from turnkeeper.actors import (
+    InboxMessage,
+    Session,
+    Sessions,
+    TurnkeeperError,
+    commands,
+    open_sessions,
+)
 
 HELP = """\
 /help          this list
 /retry         ask the last question again
 /undo [n]      take back the last turn, or the last n; nothing is deleted
 /redo          bring back what the last /undo took
-/history       what has been said
+/history       what has been said, here and by whoever else is in this session
 /fork NAME     begin the session NAME as a copy of this one, and go there
 /switch NAME   go to the session NAME; it begins empty if there is none
 /sessions      list the sessions; * marks where we are
 /quit          leave (so do Ctrl-C and Ctrl-D); everything stays in the file
-Anything else is said to the bot. Ctrl-C stops an answer."""
+Anything else is said to the bot. Ctrl-C stops an answer; the question is kept. While somebody else
+is answered in this session, /retry, /undo and /redo change nothing, and say so."""
 
 HOME = "main"
 """The session that one starts in. Its meta remembers where the person went from there."""
@@ -51,32 +63,36 @@ SHOWN_SESSIONS = 50
 class Chat:
     """One person, one terminal, and at each moment one session."""
 
-    def __init__(self, sessions: Sessions, respond: Responder, terminal: Terminal) -> None:
+    def __init__(self, sessions: Sessions, asking: Asking, terminal: Terminal) -> None:
         self.sessions = sessions
-        self.respond = respond
+        self.asking = asking
         self.terminal = terminal
         self.session: Session = sessions[HOME]
-        self.answering: trio.CancelScope | None = None
-        """Stops the answer that is on its way, if there is one."""
+        self.left: list[InboxMessage] = []
+        """Questions of an earlier run, whose answers are waited for before the next line is."""
         self.ended_by: int | None = None
         """The signal that made us leave, if one did."""
 
     async def begin(self, file: str) -> None:
-        """Go to where the person was last, and say where that is."""
+        """Go to where the person was last, and say where that is and what was left there."""
         went_to = (await self.session.meta()).get("went_to", HOME)
         self.session = self.sessions[str(went_to)]
         self.terminal.say(f"{file}: {await self._where()}. /help lists the commands.")
+        self.left = await self.asking.left_behind(self.session)
         newest = await self.session.transcript(last=1)
-        if newest and newest[0].role == "user":
+        if newest and newest[0].role == "user" and not await self.session.inbox():
             self.terminal.say("The last question has no answer. /retry asks it again.")
 
     async def run(self) -> None:
         """Take one line after the other, until the input ends or the person leaves."""
         try:
-            while (line := await self.terminal.line(f"{self.session.id}> ")) is not None:
-                if line.strip() == "/quit":
-                    return
+            while True:
                 try:
+                    while self.left:
+                        await self.asking.resume(self.session, self.left.pop(0))
+                    line = await self.terminal.line(f"{self.session.id}> ")
+                    if line is None or line.strip() == "/quit":
+                        return
                     await self.take(line)
                 except TurnkeeperError as error:
                     self.terminal.say(str(error))  # it says what happened and what to do next
@@ -115,45 +131,18 @@ class Chat:
                     f"I do not understand {line.strip()!r}. /help lists the commands."
                 )
             case _:
-                await self.turn(line)
-
-    async def turn(self, text: str) -> str:
-        """Ask `text`, show the answer as it comes, keep both; return the answer, "" if none came."""
-        # Made here and entered below: a scope may be cancelled before it is entered, so Ctrl-C
-        # counts from the moment the line was sent, and still the question is stored.
-        self.answering = trio.CancelScope()
-        pieces: list[str] = []
-
-        def say(piece: str) -> None:
-            pieces.append(piece)
-            self.terminal.write(piece)
-
-        try:
-            await self.session.append({"role": "user", "content": text})
-            with self.answering:
-                await self.respond((await self.session.transcript()).bodies, say)
-            if self.answering.cancelled_caught:
-                raise NoAnswer("it was stopped")
-            answer = "".join(pieces)
-            await self.session.append({"role": "assistant", "content": answer})
-        except NoAnswer as reason:
-            self.terminal.say(f"No answer: {reason}. The question is kept; /retry asks it again.")
-            return ""
-        finally:
-            self.answering = None
-        self.terminal.end_line()
-        return answer
+                await self.asking.ask(self.session, line)
 
     async def retry(self) -> None:
-        streamed: str | None = None
+        shown: str | None = None
 
         async def ask_again(text: str) -> str:
-            nonlocal streamed
-            streamed = await self.turn(text)
-            return streamed
+            nonlocal shown
+            shown = await self.asking.ask(self.session, text)
+            return shown
 
         told = await commands.retry(self.session, ask_again)
-        if told != streamed:  # words of its own; an answer has been shown as it came
+        if told != shown:  # words of its own; the answer has been shown
             self.terminal.say(told)
 
     async def fork(self, name: str) -> None:
@@ -165,6 +154,7 @@ class Chat:
     async def switch(self, name: str) -> None:
         await self.go(name)
         self.terminal.say(await self._where())
+        self.left = await self.asking.left_behind(self.session)
 
     async def go(self, name: str) -> None:
         session = self.sessions[name]  # refuses what cannot be a name
@@ -185,10 +175,7 @@ class Chat:
     async def heed(self, signals: AsyncIterator[int], leave: Callable[[], None]) -> None:
         """Let Ctrl-C stop the answer; leave at a second one, without an answer, and at others."""
         async for number in signals:
-            answering = self.answering
-            if number == signal.SIGINT and answering is not None and not answering.cancel_called:
-                answering.cancel()
-            else:
+            if number != signal.SIGINT or not self.asking.stop():
                 self.ended_by = number
                 leave()
 
@@ -223,9 +210,11 @@ async def talk(
     # Outermost: a Ctrl-C while the store is being opened or closed waits for its turn.
     with trio.open_signal_receiver(signal.SIGINT, signal.SIGTERM, signal.SIGHUP) as signals:
         async with responder as respond, open_sessions(file) as sessions:
-            chat = Chat(sessions, respond, terminal)
+            asking = Asking(respond, terminal)
+            chat = Chat(sessions, asking, terminal)
             await chat.begin(file)
             async with trio.open_nursery() as nursery:
+                nursery.start_soon(sessions.serve, asking.answer)
                 nursery.start_soon(chat.heed, signals, nursery.cancel_scope.cancel)
                 await chat.run()
                 nursery.cancel_scope.cancel()
@@ -236,6 +225,7 @@ def main() -> int:
     # While the chat runs it is told of a Ctrl-C. One that comes just before or after must not
     # end in a traceback, over a store that is about to be closed or is closed already.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    logging.basicConfig(format="bot: %(message)s")  # what `serve` says of turns that went wrong
     terminal = Terminal()
     file = os.environ.get("TURNKEEPER_DB") or "state.db"
     try:

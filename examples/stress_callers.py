@@ -19,7 +19,16 @@ from stress_calls import (
     perform,
 )
 
-from turnkeeper.actors import Appended, Forked, Moved, Rewritten, Session, Transcript, Undone
+from turnkeeper.actors import (
+    Appended,
+    Forked,
+    Moved,
+    Rewritten,
+    Session,
+    Transcript,
+    Turn,
+    Undone,
+)
 
 __all__ = ["Callers"]
 
@@ -27,14 +36,14 @@ __all__ = ["Callers"]
 class Callers:
     """What all tasks share: the ledgers and the figures."""
 
-    def __init__(self) -> None:
+    def __init__(self, first_number: int = 1) -> None:
         self.ledgers: dict[str, Ledger] = {}
         """A fork stands behind its source."""
         self.waits_s: list[float] = []
         """How long each append that was acknowledged was waited for."""
         self.late = 0
         """Callers that were cancelled and got their answer all the same: it was under way."""
-        self._numbers = count(1)
+        self._numbers = count(first_number)
 
     def open(self, ledger: Ledger) -> Ledger:
         """Begin `ledger`."""
@@ -45,8 +54,15 @@ class Callers:
         """A number of its own for each text, key and fork."""
         return next(self._numbers)
 
+    def began(self, session: Session | Turn, ledger: Ledger, call: Call) -> None:  # noqa: ARG002
+        """Note a call that is about to be made."""
+        ledger.calls.append(call)
+
+    def ended(self, call: Call) -> None:
+        """Note that it has its outcome."""
+
     async def ask(
-        self, session: Session, ledger: Ledger, operation: Operation, chance: Random
+        self, session: Session | Turn, ledger: Ledger, operation: Operation, chance: Random
     ) -> Outcome:
         """Make one call; one in five callers does not wait for long.
 
@@ -64,8 +80,11 @@ class Callers:
                 scope.deadline = trio.current_time() + chance.uniform(0, 0.02)
             with scope:
                 began = perf_counter()
-                ledger.calls.append(call)
-                await perform(session, call)
+                self.began(session, ledger, call)
+                try:
+                    await perform(session, call)
+                finally:
+                    self.ended(call)
                 took_s = perf_counter() - began
         outcome = call.outcome
         if outcome == CANCELLED:

@@ -9,13 +9,16 @@ from attrs import Factory, define, frozen
 
 from turnkeeper.actors import (
     Appended,
+    Conflict,
     Forked,
     Moved,
     Rejected,
     Rewritten,
     Session,
     StorageError,
+    Turn,
     TurnkeeperError,
+    TurnLost,
     Undone,
 )
 
@@ -37,6 +40,7 @@ __all__ = [
     "Row",
     "Say",
     "perform",
+    "refused",
 ]
 
 Body: TypeAlias = dict[str, object]
@@ -66,6 +70,7 @@ class Say:
     hidden: bool = False
     batch: bool = False
     at: int | None = None
+    interleave: bool = False
 
 
 @frozen
@@ -95,6 +100,7 @@ class Restore:
 class Fork:
     id: str
     position: int | None
+    at: int | None = None
 
 
 Operation: TypeAlias = Say | Rewind | Redo | Rewrite | Restore | Fork
@@ -105,6 +111,8 @@ class Refused:
     """An error, as far as it can be foretold."""
 
     error: str
+    revision: int | None = None
+    """The one that was there, of a conflict."""
 
 
 CANCELLED: Literal["cancelled"] = "cancelled"
@@ -153,7 +161,7 @@ class Ledger:
     acknowledged: int = 0
 
 
-async def perform(session: Session, call: Call) -> None:
+async def perform(session: Session | Turn, call: Call) -> None:
     """Make `call` and note its outcome in it; only a cancellation is raised.
 
     Up to the mailbox nothing is awaited, so calls reach it in the order in which they are made.
@@ -163,19 +171,32 @@ async def perform(session: Session, call: Call) -> None:
     except trio.Cancelled:
         call.outcome = CANCELLED
         raise
-    except Rejected as error:
-        call.outcome = Refused(f"Rejected: {error.field}")
     except TurnkeeperError as error:
-        detail = f": {error}" if isinstance(error, StorageError) else ""
-        call.outcome = Refused(type(error).__name__ + detail)
+        call.outcome = refused(error)
     except Exception as error:  # a bug of ours; the checker will say that it was not expected
         call.outcome = Refused(repr(error))
     finally:
         call.ended = True
 
 
-async def _ask(session: Session, operation: Operation) -> Outcome:
+def refused(error: TurnkeeperError) -> Refused:
+    """Return what of `error` can be foretold; of one of storage, which nobody foretells, all."""
+    match error:
+        case Rejected():
+            return Refused(f"Rejected: {error.field}")
+        case Conflict():
+            return Refused("Conflict", error.revision)
+        case TurnLost():
+            return Refused(f"TurnLost: {error.reason}")
+        case StorageError():
+            return Refused(f"{type(error).__name__}: {error}")
+    return Refused(type(error).__name__)
+
+
+async def _ask(session: Session | Turn, operation: Operation) -> Outcome:
     match operation:
+        case Say((body,), (key,), hidden, at=at, interleave=True) if isinstance(session, Session):
+            return await session.append(body, key=key, hidden=hidden, at=at, interleave=True)
         case Say(bodies, keys, batch=True, at=at):
             return await session.extend(bodies, keys=keys, at=at)
         case Say((body,), (key,), hidden, at=at):
@@ -190,6 +211,6 @@ async def _ask(session: Session, operation: Operation) -> Outcome:
             return await session.rewrite(bodies, reason=reason, at=at)
         case Restore(revision):
             return await session.restore(revision)
-        case Fork(id, position):
-            return await session.fork(id, position=position)
+        case Fork(id, position, at) if isinstance(session, Session):
+            return await session.fork(id, position=position, at=at)
     raise ValueError(f"{operation} is none of these")

@@ -202,12 +202,17 @@ class Talk:
         """Fork, at the head or somewhere, and go on in the fork for a few turns."""
         chance = self._chance
         id = f"{self._ledger.id}/fork-{self._callers.number()}"
-        forked = await self._ask(Fork(id, chance.choice((None, chance.randint(0, 12)))))
+        position = chance.choice((None, chance.randint(0, 12)))
+        forked = await self._ask(Fork(id, position, await self._point()))
         if isinstance(forked, Forked):
             ledger = self._callers.open(Ledger(id, self._ledger.id, acknowledged=forked.revision))
             # What its source has seen is new to the fork: its keys start empty.
-            talk = Talk(self._store, self._callers, ledger, self._keyed[-3:], chance)
+            talk = type(self)(self._store, self._callers, ledger, self._keyed[-3:], chance)
             await talk.run(chance.randint(0, 4))
+
+    async def _point(self) -> int | None:
+        """The revision at which to fork, if others may come in between; None: whatever is there."""
+        return None
 
     async def _burst(self) -> None:
         """Many calls at once in one session."""

@@ -11,6 +11,7 @@ Nothing here knows the library's inside; the rules are those of its documentatio
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Literal
 
@@ -58,7 +59,7 @@ class Model:
         """How many undos can be taken back."""
         return len(self._undone)
 
-    def answer(self, operation: Operation, found: Outcome) -> Outcome:
+    def answer(self, operation: Operation, found: object) -> Outcome:
         """Do `operation` and return the outcome that it must have.
 
         Of `found`, the outcome that it had, only the ids of new messages are used.
@@ -74,8 +75,48 @@ class Model:
                 return self._conflict(at) or self._rewrite(operation, _ids(found, len(bodies)))
             case Restore(revision):
                 return self._restore(revision)
-            case Fork(id, position):
-                return self._fork(id, position)
+            case Fork(id, position, at):
+                return self._conflict(at) or self._fork(id, position)
+
+    def copy(self) -> Model:
+        """Return one that can be asked what would be, without anything happening here."""
+        twin = copy.copy(self)
+        for name, value in vars(self).items():
+            if isinstance(value, (dict, list)):
+                setattr(twin, name, value.copy())
+        return twin
+
+    def create(self) -> None:
+        """The session is made, by whatever came first."""
+        self.revision = 1
+        self.paths[1] = self.path
+
+    @property
+    def open_calls(self) -> set[str]:
+        """The tool calls on the path that have no result there."""
+        calls: dict[str, None] = {}
+        for row in self.path:
+            made = row.body.get("tool_calls")
+            for call in made if isinstance(made, list) else ():
+                calls[str(call["id"])] = None
+            if row.body["role"] == "tool":
+                calls.pop(str(row.body["tool_call_id"]), None)
+        return {*calls}
+
+    def deliver(self, messages: Sequence[tuple[int, Body, str | None]], opens: bool) -> None:
+        """A turn takes these from the inbox; of several at most the first opens an exchange."""
+        self._advance()
+        for index, (id, body, key) in enumerate(messages):
+            self._write(body, id, key, False, opens_turn=opens and index == 0)
+        self.paths[self.revision] = self.path
+        self._undone.clear()
+
+    def close(self, results: Sequence[tuple[int, Body]]) -> None:
+        """A turn ends, and results are written for calls it left open. What was undone stays so."""
+        self._advance()
+        for id, body in results:
+            self._write(body, id, None, False)
+        self.paths[self.revision] = self.path
 
     def _say(self, say: Say, ids: Sequence[int]) -> Outcome:
         fresh: dict[int, str | None] = {}
@@ -173,7 +214,7 @@ class Model:
         return Forked(id, at, 1)
 
     def _conflict(self, at: int | None) -> Refused | None:
-        return Refused("Conflict") if at not in (None, self.revision) else None
+        return Refused("Conflict", self.revision) if at not in (None, self.revision) else None
 
     def _advance(self) -> None:
         """Go on by one revision; a session that is not there yet is made first."""
@@ -182,8 +223,11 @@ class Model:
             self.paths[1] = ()
         self.revision += 1
 
-    def _write(self, body: Body, id: int, key: str | None, hidden: bool) -> Row:
-        opens_turn = body["role"] == "user" and not hidden
+    def _write(
+        self, body: Body, id: int, key: str | None, hidden: bool, opens_turn: bool | None = None
+    ) -> Row:
+        if opens_turn is None:
+            opens_turn = body["role"] == "user" and not hidden
         row = Row(id, len(self.path) + 1, self.revision, body, key, hidden, opens_turn)
         self.path += (row,)
         self.own.append(row)
@@ -201,7 +245,7 @@ class Model:
         self.path = self.paths[self.revision] = path
 
 
-def _ids(found: Outcome, most: int) -> list[int]:
+def _ids(found: object, most: int) -> list[int]:
     """Return the ids in the receipts of `found`; zeros where there are too few."""
     match found:
         case Appended():

@@ -12,12 +12,14 @@ import rich.console
 import rich.progress
 import rich.table
 from attrs import frozen
-from stress_calls import CANCELLED, Ledger, Refused
+from stress_calls import CANCELLED, Ledger, Refused, Say
+from stress_journal import Enter, Held, Noted, Read
 from stress_model import Model
+from stress_processes import Story
 
-from turnkeeper.actors import Statistics
+from turnkeeper.actors import Appended, Posted, Statistics
 
-__all__ = ["Figures", "Progress", "show"]
+__all__ = ["Figures", "Progress", "show", "show_story"]
 
 
 class Progress:
@@ -124,6 +126,62 @@ def _lines(figures: Figures) -> list[tuple[str, str]]:
         ("talking took", f"{figures.took_s:.1f} s"),
         ("checking took", f"{figures.checked_s:.1f} s"),
     ]
+
+
+def show_story(story: Story, models: Mapping[str, Model], took_s: float, checked_s: float) -> None:
+    """Print what several processes did, and how long each waited for its appends."""
+    table = rich.table.Table(title="what was done", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    for name, value in _story_lines(story, models):
+        table.add_row(name, value)
+    for worker in sorted(story.lives):
+        waits = sorted(_waits(story, worker))
+        if worker and waits:
+            end = ", killed" if story.was_killed(worker) else ""
+            what = f"process {worker}{end}: {len(waits):,} appends, p50 / p99 / longest"
+            times = " / ".join(_ms(waits, part) for part in (0.5, 0.99, 1.0))
+            table.add_row(what, times)
+    table.add_row("talking took", f"{took_s:.1f} s")
+    table.add_row("checking took", f"{checked_s:.1f} s")
+    rich.console.Console(width=100).print(table)
+
+
+def _story_lines(story: Story, models: Mapping[str, Model]) -> list[tuple[str, str]]:
+    asked = [note for note in story.notes if not isinstance(note.operation, (Enter, Read))]
+    refused = Counter(n.outcome.error for n in asked if isinstance(n.outcome, Refused))
+    answered = [n for n in asked if n.answered and n.outcome != CANCELLED]
+    held = [n for n in story.notes if isinstance(n.outcome, Held)]
+    how = Counter(n.operation.how for n in held if isinstance(n.operation, Enter))
+    posted = Counter(n.outcome.status for n in asked if isinstance(n.outcome, Posted))
+    cut_off = [n for n in story.notes if not n.answered and not n.needs_no_answer]
+    waits = sorted(wait for worker in story.lives for wait in _waits(story, worker))
+    return [
+        ("processes, and how many of them were killed", f"{len(story.lives) - 1}, {story.kills}"),
+        ("sessions and forks", f"{len(models):,}"),
+        ("calls acknowledged", f"{len(answered) - refused.total():,}"),
+        ("calls refused, for a turn", f"{refused['TurnActive']:,}"),
+        ("calls refused, otherwise", f"{refused.total() - refused['TurnActive']:,}"),
+        ("calls that a kill cut off", f"{len(cut_off):,}"),
+        ("readings meanwhile", f"{sum(isinstance(n.operation, Read) for n in story.notes):,}"),
+        ("turns held", f"{how['turn']:,}"),
+        ("turns taken over", f"{how['take over']:,}"),
+        ("turns that took from an inbox", f"{how['serve']:,}"),
+        ("posts accepted", f"{posted['accepted']:,}"),
+        ("posts that were duplicates, or refused", f"{posted.total() - posted['accepted']:,}"),
+        ("messages stored", f"{sum(len(model.own) for model in models.values()):,}"),
+        ("append waited for, p50 / p99", f"{_ms(waits, 0.5)} / {_ms(waits, 0.99)}"),
+    ]
+
+
+def _waits(story: Story, worker: int) -> list[float]:
+    """How long each append of a process that was acknowledged was waited for."""
+    return [note.ended - note.began for note in story.notes if _counts(note, worker)]
+
+
+def _counts(note: Noted, worker: int) -> bool:
+    appended = isinstance(note.outcome, (Appended, tuple)) and isinstance(note.operation, Say)
+    return appended and note.worker == worker
 
 
 def _ms(sorted_s: Sequence[float], part: float) -> str:

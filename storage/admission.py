@@ -13,8 +13,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import takewhile
 
-from . import branches, inbox, messages, moves, turns
+from . import branches, heads, inbox, messages, moves, turns
 from .asked import Asked, Kept, Release
+from .clock import Moment
 from .codec import Columns, same_message
 from .connect import Connection
 from .errors import TurnActive, TurnLost
@@ -25,7 +26,16 @@ from .receipts import Ended
 from .records import Head
 from .steps import begin, check_at, hold, swap, write
 
-__all__ = ["admit", "arrive", "catch_up", "end_turn", "is_held", "pass_over", "write_pending"]
+__all__ = [
+    "admit",
+    "arrive",
+    "catch_up",
+    "end_turn",
+    "find",
+    "is_held",
+    "pass_over",
+    "write_pending",
+]
 
 
 def arrive(connection: Connection, asked: Asked) -> Head | None:
@@ -34,11 +44,22 @@ def arrive(connection: Connection, asked: Asked) -> Head | None:
     Raises `Closed` if the session that the caller means was deleted, `Conflict` if it was not at
     the revision that the caller decided on, `TurnActive` and `TurnLost` as `admit`.
     """
-    head = head_of(connection, asked.id, asked.life)
+    head = find(connection, asked)
     check_at(asked, head)
     over = admit(connection, asked, head)
     head = write_pending(connection, asked, head)
     return pass_over(connection, asked, head) if over and head is not None else head
+
+
+def find(connection: Connection, asked: Asked) -> Head | None:
+    """Return the head of the session; the remembered one, if it still is.
+
+    Raises `Closed` if the session that the caller means was deleted.
+    """
+    known = asked.known
+    if known is not None and asked.life in (None, known.session) and heads.is_at(connection, known):
+        return known
+    return head_of(connection, asked.id, asked.life)
 
 
 def catch_up(connection: Connection, asked: Asked, head: Head | None) -> Head | None:
@@ -99,12 +120,12 @@ def end_turn(
     knows how the turn ended, or it took nothing.
     """
     assert head.turn is not None
-    row = turns.get(connection, head.turn)
+    opener = turns.remove(connection, head.turn)
     set_aside, waiting = 0, False
     if release is not None:
-        set_aside = _release(connection, head.session, row.token, release)
+        set_aside = _release(connection, asked, head.session, head.turn, release)
         waiting = inbox.count(connection, head.session, 1) > 0
-    parts = _since(connection, head, min(row.opener, head.opener))
+    parts = _since(connection, head, min(opener, head.opener))
     results: Sequence[Draft] = ()
     if any(messages.may_call(connection, part) for part in parts):  # or large ones are read in vain
         results = asked.rules.close_calls(
@@ -112,23 +133,27 @@ def end_turn(
         )
     after = head._replace(turn=None)
     if results:
-        after = after._replace(revision=head.revision + 1)
+        # Nothing to redo behind them: there the calls would be open again.
+        after = after._replace(revision=head.revision + 1, redo=None)
         after, _ = write(connection, after, results, asked.append_id, asked.now)
         swap(connection, head, after, asked.now)
     else:
         hold(connection, head, None)
-    turns.remove(connection, row.token)
     return after, Ended(len(results), set_aside, waiting)
 
 
-def _release(connection: Connection, session: int, token: int, release: Release) -> int:
+def _release(
+    connection: Connection, asked: Asked, session: int, token: int, release: Release
+) -> int:
     """Do with what the turn took from the inbox as its end says; return how many are set aside."""
     if release.outcome == "done":
         inbox.finish(connection, session, token)
     elif release.outcome == "given back":
         inbox.give_back(connection, session, token)
     else:
-        return inbox.keep_for_later(connection, session, token, release.most_attempts, release.why)
+        boot, seconds = asked.rules.clock()
+        inbox.try_later(connection, session, token, Moment(boot, seconds + release.pause_s))
+        return inbox.set_aside_spent(connection, session, token, release.most_attempts, release.why)
     return 0
 
 

@@ -52,8 +52,10 @@ class Release:
     outcome: Outcome
     most_attempts: int
     """How often a message is tried."""
-    why: str
+    why: str = ""
     """Noted with messages that are set aside now."""
+    pause_s: float = 0.0
+    """How long the others wait for their next try."""
 
 
 @frozen

@@ -13,14 +13,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from . import branches, messages, moves, sessions
-from .admission import arrive, catch_up
+from .admission import arrive, catch_up, find
 from .asked import Asked, Changed, TakenBack
 from .codec import Columns, same_message
 from .connect import Connection
 from .errors import Rejected
 from .messages import Draft
 from .places import Place
-from .reads import head_of
 from .receipts import Forked, Moved, Rewritten, Undone
 from .records import Head, JSONObject, MoveKind, Policy
 from .steps import begin, check_at, create, head_at, move, opener_at, write
@@ -173,7 +172,7 @@ def set_policy(connection: Connection, asked: Asked, policy: Policy | None) -> C
 
 def _passing(connection: Connection, asked: Asked) -> Head | None:
     """Return the head as `arrive` does, whoever holds the session."""
-    head = head_of(connection, asked.id, asked.life)
+    head = find(connection, asked)
     check_at(asked, head)
     return catch_up(connection, asked, head)
 

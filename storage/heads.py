@@ -14,7 +14,7 @@ from .connect import Connection
 from .errors import StorageDamaged
 from .records import Head
 
-__all__ = ["bury", "get", "hold", "place", "swap"]
+__all__ = ["bury", "get", "hold", "is_at", "place", "swap"]
 
 GET = """
 SELECT session, revision, branch, position, at_tip, opener, redo, turn FROM heads WHERE session = ?
@@ -29,6 +29,11 @@ SET revision = ?, branch = ?, position = ?, at_tip = ?, opener = ?, redo = ?, tu
     updated_at = ?
 WHERE session = ? AND revision = ? AND branch = ? AND position = ? AND turn IS ?
 """
+IS_AT = """
+SELECT 1 FROM heads
+WHERE session = ? AND revision = ? AND branch = ? AND position = ?
+      AND at_tip = ? AND opener = ? AND redo IS ? AND turn IS ?
+"""
 HOLD = "UPDATE heads SET turn = ? WHERE session = ? AND turn IS ?"
 BURY = """
 UPDATE heads SET revision = ?, position = 0, opener = 0, redo = NULL, turn = NULL WHERE session = ?
@@ -42,6 +47,11 @@ def get(connection: apsw.Connection, session: int) -> Head:
         raise StorageDamaged("reading", f"session {session} has no head")
     key, revision, branch, position, at_tip, opener, redo, turn = row
     return Head(key, revision, branch, position, at_tip == 1, opener, redo, turn)
+
+
+def is_at(connection: apsw.Connection, head: Head) -> bool:
+    """Return whether the session's head is `head`, as it was remembered, to the last field."""
+    return connection.execute(IS_AT, head).get is not None
 
 
 def place(connection: apsw.Connection, head: Head, now: float) -> None:

@@ -9,13 +9,13 @@ from __future__ import annotations
 from attrs import frozen
 
 from . import branches, inbox, messages, turns
-from .admission import admit, arrive, end_turn, pass_over, write_pending
+from .admission import admit, arrive, end_turn, find, pass_over, write_pending
 from .asked import Asked, Changed, Release
+from .clock import Moment
 from .connect import Connection
 from .inbox import InboxRow
 from .messages import Draft
-from .reads import head_of
-from .receipts import Ended, Taken
+from .receipts import Ended, NotYet, Taken
 from .records import Head
 from .steps import create, hold, swap, write
 
@@ -38,13 +38,14 @@ class Claim:
     """If given, the turn is wanted for what the inbox holds, each tried so often at most."""
 
 
-def take(connection: Connection, asked: Asked, claim: Claim) -> Changed[Taken | None]:
+def take(connection: Connection, asked: Asked, claim: Claim) -> Changed[Taken | NotYet | None]:
     """Take the turn; the session is made if it is not there yet.
 
-    None, and no turn was taken, if it is wanted for what the inbox holds and nothing waits.
+    None, and no turn was taken, if it is wanted for what the inbox holds and nothing waits;
+    `NotYet` if what comes first is to wait for its next try.
     Raises `TurnActive` if somebody else holds it.
     """
-    head = head_of(connection, asked.id, asked.life)
+    head = find(connection, asked)
     if claim.force:
         over = head is not None and head.turn is not None
     else:
@@ -57,12 +58,24 @@ def take(connection: Connection, asked: Asked, claim: Claim) -> Changed[Taken | 
         rows = [] if head is None else _due(connection, head, claim.most_attempts)
         if not rows:
             return Changed(None, head)
+        wait_s = _wait_s(rows[0], asked.rules.clock())
+        if wait_s > 0:
+            return Changed(NotYet(wait_s), head)
     if head is None:
         head = create(connection, asked)
     now = asked.rules.clock()
     until = now._replace(seconds=now.seconds + claim.ttl_s)
     owner = asked.rules.owners.number
-    token = turns.add(connection, head.session, owner, claim.holder, head.opener, asked.now, until)
+    token = turns.add(
+        connection,
+        head.session,
+        owner,
+        claim.holder,
+        head.opener,
+        inbox.last_place(connection),
+        asked.now,
+        until,
+    )
     head = hold(connection, head, token)
     if rows is None:
         return Changed(Taken(token, asked.now, (), 0), head)
@@ -101,6 +114,12 @@ def _due(connection: Connection, head: Head, most_attempts: int) -> list[InboxRo
     return []
 
 
+def _wait_s(row: InboxRow, now: Moment) -> float:
+    if row.retry_at is None or row.retry_boot != now.boot:
+        return 0.0
+    return max(0.0, row.retry_at - now.seconds)
+
+
 def _is_live(connection: Connection, head: Head, message: int) -> bool:
     place = messages.place_of(connection, message)
     return (
@@ -115,19 +134,21 @@ def _deliver(
 ) -> tuple[Head, list[int]]:
     """Append what of `rows` no turn has appended yet, one revision for all; return all their ids.
 
-    Of several only the first opens a turn: they are answered together.
+    Of several only the first that a person wrote opens a turn: they are answered together.
     """
     before = head
     ids = []
-    for index, row in enumerate(rows):
+    opened = False
+    for row in rows:
         id = row.message
         if id is None:
             if head is before:
                 head = head._replace(revision=head.revision + 1, redo=None)
-            opens = row.opens_turn == 1 and index == 0
+            opens = row.opens_turn == 1 and not opened
             draft = Draft(row.role, row.content, row.extra, False, opens, row.caller_key)
             head, (receipt,) = write(connection, head, [draft], row.id, row.accepted_at)
             id = receipt.id
+        opened = opened or row.opens_turn == 1
         inbox.give(connection, row.place, token, id)
         ids.append(id)
     if head is not before:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 import apsw
 
+from .clock import Moment
 from .codec import Column, Columns
 
 __all__ = [
@@ -25,13 +26,15 @@ __all__ = [
     "give",
     "give_back",
     "interrupts",
-    "keep_for_later",
+    "last_place",
     "move_to_the_end",
     "of_session",
     "remove",
     "remove_all",
     "set_aside",
     "set_aside_after",
+    "set_aside_spent",
+    "try_later",
     "waiting_after",
 ]
 
@@ -42,7 +45,7 @@ VALUES (?, ?, ?, ?, ?, 0, ?, ?, ?, ?)
 """
 COLUMNS = """
 SELECT place, id, session, policy, opens_turn, accepted_at, attempts, token, message, set_aside,
-       caller_key, role, content, extra
+       retry_boot, retry_at, caller_key, role, content, extra
 FROM inbox
 """
 WAITING = COLUMNS + "WHERE session = ? AND set_aside IS NULL ORDER BY place"
@@ -66,6 +69,10 @@ SET_ASIDE_SPENT = """
 UPDATE inbox SET token = NULL, set_aside = ?
 WHERE session = ? AND set_aside IS NULL AND token = ? AND attempts >= ?
 """
+TRY_LATER = """
+UPDATE inbox SET retry_boot = ?, retry_at = ?
+WHERE session = ? AND set_aside IS NULL AND token = ?
+"""
 SET_ASIDE = "UPDATE inbox SET token = NULL, set_aside = ? WHERE place = ?"
 REMOVE = "DELETE FROM inbox WHERE place = ?"
 REMOVE_ALL = "DELETE FROM inbox WHERE session = ?"
@@ -80,8 +87,9 @@ WHERE place > ? AND set_aside IS NULL ORDER BY place LIMIT ?
 """
 INTERRUPTS = """
 SELECT 1 FROM inbox
-WHERE session = ? AND set_aside IS NULL AND policy = 'interrupt' AND token IS NOT ? LIMIT 1
+WHERE session = ? AND place > ? AND set_aside IS NULL AND policy = 'interrupt' LIMIT 1
 """
+LAST_PLACE = "SELECT max(place) FROM inbox"
 LAST_INTERRUPT = """
 SELECT max(place) FROM inbox
 WHERE session = ? AND set_aside IS NULL AND policy = 'interrupt'
@@ -101,6 +109,8 @@ class InboxRow(NamedTuple):
     token: int | None
     message: int | None
     set_aside: str | None
+    retry_boot: str | None
+    retry_at: float | None
     caller_key: str | None
     role: str
     content: Column
@@ -163,7 +173,7 @@ def front(connection: apsw.Connection, session: int) -> list[InboxRow]:
     rows: list[InboxRow] = []
     for values in connection.execute(WAITING, (session,)):
         row = InboxRow(*values)
-        together = not rows or rows[0].policy == row.policy == "collect"
+        together = not rows or rows[-1].policy == row.policy == "collect"
         if not together and (not isinstance(last, int) or row.place > last):
             break
         rows.append(row)
@@ -185,9 +195,15 @@ def waiting_after(connection: apsw.Connection, place: int, limit: int) -> list[t
     return [(place, id) for place, id in connection.execute(WAITING_AFTER, (place, limit))]
 
 
-def interrupts(connection: apsw.Connection, session: int, token: int) -> bool:
-    """Return whether a message waits that is to interrupt the turn `token`."""
-    return connection.execute(INTERRUPTS, (session, token)).get is not None
+def last_place(connection: apsw.Connection) -> int:
+    """Return the last place that is taken in any inbox; 0 for none."""
+    place = connection.execute(LAST_PLACE).get
+    return place if isinstance(place, int) else 0
+
+
+def interrupts(connection: apsw.Connection, session: int, after: int) -> bool:
+    """Return whether a message that interrupts stands behind the place `after`."""
+    return connection.execute(INTERRUPTS, (session, after)).get is not None
 
 
 def give(connection: apsw.Connection, place: int, token: int, message: int) -> None:
@@ -200,13 +216,15 @@ def give_back(connection: apsw.Connection, session: int, token: int) -> None:
     connection.execute(GIVE_BACK, (session, token))
 
 
-def keep_for_later(
+def try_later(connection: apsw.Connection, session: int, token: int, when: Moment) -> None:
+    """Let what the turn took wait again, for another try at `when`."""
+    connection.execute(TRY_LATER, (*when, session, token))
+
+
+def set_aside_spent(
     connection: apsw.Connection, session: int, token: int, most: int, why: str
 ) -> int:
-    """Set aside what the turn took and was tried `most` times; return how many those were.
-
-    The rest waits for another try.
-    """
+    """Set aside what the turn took and was tried `most` times; return how many those were."""
     connection.execute(SET_ASIDE_SPENT, (why, session, token, most))
     return connection.changes()
 

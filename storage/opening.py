@@ -88,7 +88,8 @@ async def open_store(
                 migrate(connection)
                 # Not from `random`: a number must be new, also where chance is a test's.
                 owners = open_owners(Path(f"{place}.owners"), secrets.randbits(62))
-                with suppress(apsw.Error):  # another open can do it
+                connection.set_busy_timeout(0)
+                with suppress(apsw.Error):  # if anything is in the way, another open will do it
                     _forget_the_dead(connection, owners)
             finally:
                 close(connection)

@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import cast
 
 from . import inbox, messages, sessions
-from .admission import catch_up, is_held
+from .admission import catch_up, find, is_held
 from .asked import Asked, Changed
 from .codec import Columns, same_message
 from .connect import Connection
 from .errors import Rejected
 from .messages import Draft
-from .reads import head_of
 from .receipts import Posted
 from .records import Head, Policy
 from .steps import create
@@ -32,7 +31,7 @@ def post(
     `policy` decides if it is given, else the session's, else the `usual` one. No turn refuses it.
     Raises `Closed`, and `Rejected` for a key that came with other content before.
     """
-    head = catch_up(connection, asked, head_of(connection, asked.id, asked.life))
+    head = catch_up(connection, asked, find(connection, asked))
     if policy is None and head is not None:
         policy = cast(Policy | None, sessions.policy(connection, head.session))
     policy = policy or usual
@@ -62,7 +61,7 @@ def post(
 
 def requeue(connection: Connection, asked: Asked, id: int) -> Changed[bool]:
     """Let a message that was set aside wait again, behind all others; False if there is none."""
-    head = catch_up(connection, asked, head_of(connection, asked.id, asked.life))
+    head = catch_up(connection, asked, find(connection, asked))
     row = None if head is None else inbox.get(connection, head.session, id)
     if row is None or row.set_aside is None:
         return Changed(False, head)
@@ -75,7 +74,7 @@ def dismiss(connection: Connection, asked: Asked, id: int) -> Changed[bool]:
 
     If a turn has appended it, it stays in the transcript.
     """
-    head = catch_up(connection, asked, head_of(connection, asked.id, asked.life))
+    head = catch_up(connection, asked, find(connection, asked))
     row = None if head is None else inbox.get(connection, head.session, id)
     if row is None or row.set_aside is None:
         return Changed(False, head)

@@ -199,9 +199,10 @@ def troubled(
     """Of turns, given as session and token: the tokens that were lost, and those interrupted."""
     lost, interrupted = [], []
     for session, token in held:
-        if not turns.is_held_by(connection, session, token):
+        seen = turns.seen(connection, session, token)
+        if seen is None:
             lost.append(token)
-        elif inbox.interrupts(connection, session, token):
+        elif inbox.interrupts(connection, session, seen):
             interrupted.append(token)
     return lost, interrupted
 

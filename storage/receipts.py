@@ -14,6 +14,7 @@ __all__ = [
     "Ended",
     "Forked",
     "Moved",
+    "NotYet",
     "Posted",
     "Purged",
     "Rewritten",
@@ -136,6 +137,16 @@ class Taken(NamedTuple):
     since: float
     messages: tuple[StoredMessage, ...]
     attempt: int
+
+
+class NotYet(NamedTuple):
+    """No turn was taken: what comes first in the inbox failed, and waits for its next try.
+
+    Attributes:
+        in_s: For how many seconds more.
+    """
+
+    in_s: float
 
 
 class Ended(NamedTuple):

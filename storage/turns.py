@@ -15,20 +15,22 @@ from typing import NamedTuple
 import apsw
 
 from .clock import Moment
+from .connect import Connection
 from .errors import StorageDamaged
 
-__all__ = ["TurnRow", "add", "get", "is_held_by", "is_over", "remaining_s", "remove", "renew"]
+__all__ = ["TurnRow", "add", "get", "is_over", "remaining_s", "remove", "renew", "seen"]
 
 ADD = """
-INSERT INTO turns (session, owner, holder, opener, since, boot, expires)
-VALUES (?, ?, ?, ?, ?, ?, ?)
+INSERT INTO turns (session, owner, holder, opener, seen, since, boot, expires)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?)
 """
 GET = """
-SELECT token, session, owner, holder, opener, since, boot, expires FROM turns WHERE token = ?
+SELECT token, session, owner, holder, opener, seen, since, boot, expires FROM turns
+WHERE token = ?
 """
 RENEW = "UPDATE turns SET boot = ?, expires = ? WHERE token = ?"
-REMOVE = "DELETE FROM turns WHERE token = ?"
-IS_HELD_BY = "SELECT 1 FROM turns WHERE token = ? AND session = ?"
+REMOVE = "DELETE FROM turns WHERE token = ? RETURNING opener"
+SEEN = "SELECT seen FROM turns WHERE token = ? AND session = ?"
 
 
 class TurnRow(NamedTuple):
@@ -39,6 +41,7 @@ class TurnRow(NamedTuple):
     owner: int
     holder: str
     opener: int
+    seen: int
     since: float
     boot: str
     expires: float
@@ -65,16 +68,17 @@ def remaining_s(turn: TurnRow, now: Moment) -> float:
 
 
 def add(
-    connection: apsw.Connection,
+    connection: Connection,
     session: int,
     owner: int,
     holder: str,
     opener: int,
+    seen: int,
     since: float,
     until: Moment,
 ) -> int:
     """Write the row of a new turn and return its token. The session must have none."""
-    connection.execute(ADD, (session, owner, holder, opener, since, *until))
+    connection.write(ADD, (session, owner, holder, opener, seen, since, *until))
     return connection.last_insert_rowid()
 
 
@@ -92,11 +96,15 @@ def renew(connection: apsw.Connection, token: int, until: Moment) -> bool:
     return connection.changes() == 1
 
 
-def remove(connection: apsw.Connection, token: int) -> None:
-    """Remove the row of a turn that has ended."""
-    connection.execute(REMOVE, (token,))
+def remove(connection: apsw.Connection, token: int) -> int:
+    """Remove the row of a turn that has ended; return where its exchange had been opened."""
+    opener = connection.execute(REMOVE, (token,)).get
+    if not isinstance(opener, int):
+        raise StorageDamaged("reading", f"turn {token} has no row")
+    return opener
 
 
-def is_held_by(connection: apsw.Connection, session: int, token: int) -> bool:
-    """Return whether the turn `token` holds the session."""
-    return connection.execute(IS_HELD_BY, (token, session)).get is not None
+def seen(connection: apsw.Connection, session: int, token: int) -> int | None:
+    """Return the last place in an inbox when the turn was taken; None if it is not held any more."""
+    place = connection.execute(SEEN, (token, session)).get
+    return place if isinstance(place, int) else None

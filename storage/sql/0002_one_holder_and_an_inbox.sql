@@ -18,6 +18,7 @@ CREATE TABLE turns (
     owner   INTEGER NOT NULL,   -- the open store that holds it
     holder  TEXT    NOT NULL,   -- what it calls itself, to be shown
     opener  INTEGER NOT NULL,   -- position of the message that had opened the exchange, or 0
+    seen    INTEGER NOT NULL,   -- the last place in any inbox then: only what comes later interrupts
     since   REAL    NOT NULL,   -- seconds since the epoch, to be shown
     boot    TEXT    NOT NULL,   -- on the clock of this boot of the machine ...
     expires REAL    NOT NULL    -- ... it lasts until so many seconds
@@ -35,6 +36,8 @@ CREATE TABLE inbox (
     token       INTEGER,            -- the turn that took it last
     message     INTEGER,            -- the message that it became when a turn first took it
     set_aside   TEXT,               -- why it is not delivered any more; NULL: it waits, or is acted on
+    retry_boot  TEXT,               -- on the clock of this boot ...
+    retry_at    REAL,               -- ... it is not tried again before so many seconds
     caller_key  TEXT,
     role        TEXT    NOT NULL,
     content     ANY,

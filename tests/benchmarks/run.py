@@ -24,7 +24,18 @@ from figures import Figure
 from rich.console import Console
 from rich.table import Table
 
-NAMES = ("appends", "growth", "load", "idle", "wake", "content", "latency")
+NAMES = (
+    "appends",
+    "growth",
+    "load",
+    "idle",
+    "wake",
+    "content",
+    "latency",
+    "turns",
+    "waiting",
+    "serving",
+)
 
 
 def measure(name: str) -> list[Figure]:

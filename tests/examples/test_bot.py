@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import pty
 import select
 import signal
@@ -11,6 +12,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Event, Thread
@@ -19,7 +21,7 @@ import pytest
 import trio
 from support import A, U
 
-from turnkeeper.actors import open_sessions
+from turnkeeper.actors import Handler, InboxMessage, Session, Turn, open_sessions
 
 BOT = Path(__file__).parents[2] / "examples" / "bot.py"
 
@@ -691,23 +693,287 @@ def test_a_signal_to_end_it_ends_it_in_the_middle_of_an_answer(
     assert stored(tmp_path / "state.db") == [U("hi")]
 
 
-def test_killed_in_the_middle_of_an_answer_it_says_that_the_question_waits(
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_ended_in_the_middle_of_an_answer_it_answers_the_question_when_it_starts_again(
+    start: StartBot, tmp_path: Path, endpoint: Endpoint, number: signal.Signals
+) -> None:
+    endpoint.plays = [streamed(then="stall"), whole("At last."), whole("And you?")]
+    bot = start(OPENAI_BASE_URL=endpoint.url)
+    bot.type("hi\n")
+    bot.expect("\nHalf")
+    bot.process.send_signal(number)
+    assert bot.process.wait(LIMIT_S) == (-number if number == signal.SIGKILL else 128 + number)
+    again = start(OPENAI_BASE_URL=endpoint.url)
+    again.expect("state.db: 1 message in main. /help lists the commands.\n")
+    again.type("bye\n")
+    again.end_input()
+    assert again.leave() == 0
+    assert again.rest == (
+        "A question was left without an answer; here it comes:\nhi\nAt last.\nAnd you?\n"
+    )
+    assert endpoint.asked[0] == endpoint.asked[1]
+    assert stored(tmp_path / "state.db") == [U("hi"), A("At last."), U("bye"), A("And you?")]
+    assert os.listdir(tmp_path) == ["state.db"]
+
+
+def test_of_several_that_were_left_each_answer_is_shown(tmp_path: Path) -> None:
+    async def leave_some() -> None:
+        async with open_sessions(tmp_path / "state.db") as sessions:
+            for number in range(2, 8):
+                await sessions["main"].post(U(f"count to {number}"))
+
+    trio.run(leave_some)
+    shown = piped(tmp_path, "count to 8\n")
+    for number in range(2, 8):
+        assert shown[3 * number - 6 : 3 * number - 3] == [
+            "A question was left without an answer; here it comes:",
+            f"count to {number}",
+            " ".join(map(str, range(1, number + 1))),
+        ]
+    assert shown[18:] == ["1 2 3 4 5 6 7 8"]
+
+
+def test_a_question_that_was_stopped_is_not_asked_again_by_itself(
     start: StartBot, tmp_path: Path, endpoint: Endpoint
 ) -> None:
     endpoint.plays = [streamed(then="stall"), whole("At last.")]
     bot = start(OPENAI_BASE_URL=endpoint.url)
     bot.type("hi\n")
     bot.expect("\nHalf")
-    bot.process.kill()
-    assert bot.process.wait(LIMIT_S) == -signal.SIGKILL
-    again = start(OPENAI_BASE_URL=endpoint.url)
-    again.expect("state.db: 1 message in main.")
-    again.expect("\nThe last question has no answer. /retry asks it again.\n")
-    again.type("/retry\n")
-    again.end_input()
-    assert again.leave() == 0
-    assert again.rest == "At last.\n"
+    bot.process.send_signal(signal.SIGINT)
+    bot.expect("it was stopped")
+    bot.end_input()
+    assert bot.leave() == 0
+    told = "The last question has no answer. /retry asks it again."
+    shown = piped(tmp_path, "/retry\n", OPENAI_BASE_URL=endpoint.url)
+    assert shown == [told, "At last."]
     assert stored(tmp_path / "state.db") == [U("hi"), A("At last.")]
+
+
+def test_ctrl_c_stops_the_answer_to_what_was_left_as_well(
+    start: StartBot, tmp_path: Path, endpoint: Endpoint
+) -> None:
+    endpoint.plays = [streamed(then="stall"), streamed(then="stall")]
+    bot = start(OPENAI_BASE_URL=endpoint.url)
+    bot.type("hi\n")
+    bot.expect("\nHalf")
+    bot.process.kill()
+    bot.process.wait(LIMIT_S)
+    again = start(terminal=True, OPENAI_BASE_URL=endpoint.url)
+    again.expect("\nHalf")
+    again.type("\x03")
+    again.expect("No answer: it was stopped. The question is kept; /retry asks it again.\r\nmain> ")
+    again.type("\x04")
+    assert again.leave() == 0
+    assert stored(tmp_path / "state.db") == [U("hi")]
+
+
+# ---- two on one file
+
+
+def test_two_on_one_file_talk_in_two_sessions_at_the_same_time(
+    start: StartBot, tmp_path: Path
+) -> None:
+    one, two = start(), start()
+    for bot in (one, two):
+        bot.expect("/help lists the commands.\n")
+    two.type("/switch other\n")
+    two.expect("0 messages in other\n")
+    for number in range(2, 8):
+        one.type(f"count to {number}\n")
+        two.type(f"count to {number + 10}\n")
+    for number in range(2, 8):
+        assert one.expect("\n") == " ".join(map(str, range(1, number + 1))) + "\n"
+        assert two.expect("\n") == " ".join(map(str, range(1, number + 11))) + "\n"
+    for bot in (one, two):
+        bot.end_input()
+        assert bot.leave() == 0
+        assert bot.rest == ""
+    assert os.listdir(tmp_path) == ["state.db"]
+    for session in ("main", "other"):
+        assert len(stored(tmp_path / "state.db", session)) == 12
+
+
+def test_two_in_one_session_each_see_the_answers_to_their_own_questions(
+    start: StartBot, tmp_path: Path
+) -> None:
+    one, two = start(terminal=True), start()
+    one.expect("main> ")
+    two.expect("/help lists the commands.\n")
+    for number in range(2, 8):
+        one.type(f"count to {number}\n")
+        two.type(f"count to {number + 10}\n")
+    for number in range(2, 8):
+        assert one.expect("main> ").endswith(f" {number}\r\nmain> ")
+        assert two.expect("\n") == " ".join(map(str, range(1, number + 11))) + "\n"
+    two.type("/history\n")
+    two.expect("\n12. assistant: ")
+    two.end_input()
+    assert two.leave() == 0
+    one.type("\x04")
+    assert one.leave() == 0
+    bodies = stored(tmp_path / "state.db")
+    asked = [f"count to {number}" for number in range(2, 8)]
+    for mine in (asked, [f"count to {number}" for number in range(12, 18)]):
+        assert [body["content"] for body in bodies if body["content"] in mine] == mine
+    for question, answer in zip(bodies[::2], bodies[1::2], strict=True):
+        last = str(question["content"]).removeprefix("count to ")
+        assert str(answer["content"]).split()[-1] == last
+
+
+def test_while_one_is_answered_the_other_is_told_so_and_may_stop_waiting(
+    start: StartBot, tmp_path: Path, endpoint: Endpoint
+) -> None:
+    endpoint.plays = [streamed(then="stall"), whole("Spare.")]
+    one, two = (start(OPENAI_BASE_URL=endpoint.url) for _ in range(2))
+    two.expect("/help lists the commands.\n")
+    one.type("hi\n")
+    one.expect("\nHalf")
+    for command in ("/undo", "/retry", "/redo"):
+        two.type(f"{command}\n")
+        assert two.expect("\n") == (
+            "An answer is on its way; nothing was changed. Try again when it is there.\n"
+        )
+    two.type("/history\n")
+    assert two.expect("\n") == "1. user: hi\n"
+    two.type("you?\n")
+    wait_for(tmp_path, lambda waiting: waiting == ["hi", "you?"])
+    two.process.send_signal(signal.SIGINT)
+    assert two.expect("\n") == (
+        f"Not waited for any more: {platform.node()}/{one.process.pid} is answering in this session. "
+        "/history shows what comes of it.\n"
+    )
+    late = start(OPENAI_BASE_URL=endpoint.url)
+    late.expect(
+        f"\n{platform.node()}/{one.process.pid} is answering here; "
+        "/history shows it when it is there.\n"
+    )
+    two.end_input()
+    assert two.leave() == 0
+
+
+def test_what_one_was_killed_over_the_other_answers_without_a_word(
+    start: StartBot, tmp_path: Path, endpoint: Endpoint
+) -> None:
+    endpoint.plays = [streamed(then="stall"), whole("At last.")]
+    one, two = (start(OPENAI_BASE_URL=endpoint.url) for _ in range(2))
+    two.expect("/help lists the commands.\n")
+    one.type("hi\n")
+    one.expect("\nHalf")
+    one.process.kill()
+    one.process.wait(LIMIT_S)
+    wait_for(tmp_path, lambda waiting: waiting == [])
+    two.type("/history\n")
+    two.end_input()
+    assert two.leave() == 0
+    assert two.rest == "1. user: hi\n2. assistant: At last.\n"
+
+
+async def says(turn: Turn) -> None:
+    await turn.append(A("Said elsewhere."))
+
+
+async def says_nothing(turn: Turn) -> None:
+    pass
+
+
+async def fails(turn: Turn) -> None:
+    raise ZeroDivisionError
+
+
+KEPT = "The question is kept; /retry asks it again."
+
+
+@pytest.mark.parametrize(
+    ("handler", "told"),
+    [
+        (says, "Said elsewhere."),
+        (says_nothing, f"No answer: whoever took it made none. {KEPT}"),
+        (fails, f"No answer: the handler raised ZeroDivisionError, at attempt 1. {KEPT}"),
+    ],
+)
+def test_what_becomes_of_a_question_that_another_process_took_is_told(
+    start: StartBot, tmp_path: Path, handler: Handler, told: str
+) -> None:
+    bot = start()
+    bot.expect("/help lists the commands.\n")
+
+    async def take_it_away() -> None:
+        async with open_sessions(tmp_path / "state.db") as sessions, trio.open_nursery() as nursery:
+            session = sessions["main"]
+            async with session.turn():
+                bot.type("hello\n")
+                await until(session, lambda waiting: waiting == ["hello"])
+                await freeze(bot, session)
+            nursery.start_soon(partial(sessions.serve, handler, max_attempts=1))
+            await until(session, lambda waiting: waiting == [])
+            bot.process.send_signal(signal.SIGCONT)
+            nursery.cancel_scope.cancel()
+
+    trio.run(take_it_away)
+    assert bot.expect("\n") == f"{told}\n"
+    bot.type("/retry\n")
+    bot.expect("Hello! I answer")
+    bot.end_input()
+    assert bot.leave() == 0
+    assert [body["role"] for body in stored(tmp_path / "state.db")] == ["user", "assistant"]
+    assert inbox(tmp_path) == []
+
+
+def test_what_was_set_aside_is_told_at_the_start_once(tmp_path: Path) -> None:
+    async def fail() -> None:
+        async with open_sessions(tmp_path / "state.db") as sessions, trio.open_nursery() as nursery:
+            await sessions["main"].post(U("hello"))
+            nursery.start_soon(partial(sessions.serve, fails, max_attempts=1))
+            await until(sessions["main"], lambda waiting: waiting == [])
+            nursery.cancel_scope.cancel()
+
+    trio.run(fail)
+    last = "The last question has no answer. /retry asks it again."
+    assert piped(tmp_path, "") == [
+        "A question could not be answered (the handler raised ZeroDivisionError); "
+        "it can be said again:",
+        "hello",
+        last,
+    ]
+    assert piped(tmp_path, "") == [last]
+
+
+async def until(session: Session, wanted: Callable[[list[object]], bool]) -> None:
+    """Wait until what waits in the inbox is as `wanted`; another process decides when that is."""
+    with trio.fail_after(LIMIT_S):
+        while True:
+            posts = [post for post in await session.inbox() if post.set_aside is None]
+            if wanted([post.body["content"] for post in posts]):
+                return
+            await trio.sleep(0.01)
+
+
+def wait_for(folder: Path, wanted: Callable[[list[object]], bool]) -> None:
+    async def look() -> None:
+        async with open_sessions(folder / "state.db") as sessions:
+            await until(sessions["main"], wanted)
+
+    trio.run(look)
+
+
+async def freeze(bot: Bot, session: Session) -> None:
+    """Stop the bot's process where it does not hold the file's write lock."""
+    while True:
+        bot.process.send_signal(signal.SIGSTOP)
+        with trio.move_on_after(1) as trying:
+            await session.set_policy(None)
+        if not trying.cancelled_caught:
+            return
+        bot.process.send_signal(signal.SIGCONT)
+
+
+def inbox(folder: Path) -> list[InboxMessage]:
+    async def read() -> list[InboxMessage]:
+        async with open_sessions(folder / "state.db") as sessions:
+            return await sessions["main"].inbox()
+
+    return trio.run(read)
 
 
 # ---- its environment

@@ -11,10 +11,35 @@ from typing import TypeAlias
 import apsw
 import pytest
 import trio
+from attrs import evolve
 from support import A, Job, Told, U, tables
 
 from turnkeeper.actors import open_sessions
-from turnkeeper.storage import StorageFailed, inline, open_store
+from turnkeeper.storage import (
+    Changed,
+    Claim,
+    Closed,
+    Conflict,
+    Connection,
+    Draft,
+    Kept,
+    Rejected,
+    Release,
+    StorageFailed,
+    Taken,
+    TakenBack,
+    TurnActive,
+    TurnkeeperError,
+    TurnLost,
+    appends,
+    changes,
+    encode_message,
+    holding,
+    inline,
+    open_store,
+    posting,
+    removal,
+)
 from turnkeeper.storage.connect import open_reader, open_writer
 from turnkeeper.storage.removal import delete, purge
 from turnkeeper.storage.schema import define_guard
@@ -201,4 +226,152 @@ async def test_the_guard_stands_again_behind_a_removal_that_failed(
         store.submit(refused)
         with pytest.raises(apsw.ConstraintError, match="never deleted"):
             await refused.outcome()
+    assert tables(path) == before
+
+
+def draft(text: str, key: str | None = None) -> Draft:
+    return Draft(*encode_message(U(text)), opens_turn=True, key=key)
+
+
+def take(text: object) -> TakenBack:
+    return TakenBack(None)
+
+
+MUTATORS: dict[str, Callable[[Connection, Told], Changed[object]]] = {
+    "appends.append": lambda c, told: appends.append(c, told, draft("x")),
+    "appends.extend": lambda c, told: appends.extend(c, told, [draft("x"), draft("y", "new")]),
+    "appends.drain": lambda c, told: appends.drain(c, told),
+    "changes.rewind": lambda c, told: changes.rewind(c, told, 1, "undo", take),
+    "changes.redo": lambda c, told: changes.redo(c, told),
+    "changes.rewrite": lambda c, told: changes.rewrite(c, told, [draft("x")], "rewrite"),
+    "changes.restore": lambda c, told: changes.restore(c, told, 2),
+    "changes.fork": lambda c, told: changes.fork(c, told, "new", None, None),
+    "changes.set_meta": lambda c, told: changes.set_meta(c, told, b"{}"),
+    "changes.set_policy": lambda c, told: changes.set_policy(c, told, "collect"),
+    "holding.take": lambda c, told: holding.take(c, told, Claim("x", 30.0)),
+    "holding.end": lambda c, told: holding.end(c, told, Release("done", 3, "")),
+    "posting.post": lambda c, told: posting.post(c, told, draft("x"), None, "queue", 10),
+    "posting.requeue": lambda c, told: posting.requeue(c, told, 900),
+    "posting.dismiss": lambda c, told: posting.dismiss(c, told, 900),
+    "removal.delete": lambda c, told: removal.delete(c, told),
+    "removal.purge": lambda c, told: removal.purge(c, told),
+}
+"""Every body of a transaction."""
+
+PENDING = (Kept((draft("pending"),), 700, 0.0),)
+NEEDS_THE_TURN = {
+    "appends.append",
+    "appends.extend",
+    "changes.redo",
+    "changes.restore",
+    "changes.rewind",
+    "changes.rewrite",
+    "holding.take",
+    "removal.purge",
+}
+DECIDED_ON_A_REVISION = NEEDS_THE_TURN - {"holding.take"} | {
+    "changes.fork",
+    "changes.set_meta",
+    "changes.set_policy",
+}
+REFUSALS: dict[str, tuple[set[str], Told, type[TurnkeeperError]]] = {
+    "somebody holds the turn": (NEEDS_THE_TURN, Told("held"), TurnActive),
+    "the turn was lost": (NEEDS_THE_TURN | {"holding.end"}, Told("held", token=99), TurnLost),
+    "nobody holds the turn": ({"holding.end"}, Told("a", token=1), TurnLost),
+    "the caller read something older": (DECIDED_ON_A_REVISION, Told("a", at=3), Conflict),
+    "the session was deleted": (set(MUTATORS) - {"removal.delete"}, Told("a", life=99), Closed),
+}
+
+
+def test_the_table_of_mutators_is_whole() -> None:
+    exported = {
+        f"{room.__name__.rpartition('.')[2]}.{name}"
+        for room in (appends, changes, holding, posting, removal)
+        for name in room.__all__
+        if name != "Claim"
+    }
+    assert exported == set(MUTATORS)
+
+
+@pytest.mark.parametrize(
+    ("why", "name"),
+    [(why, name) for why, (names, *_) in REFUSALS.items() for name in sorted(names)],
+)
+@pytest.mark.parametrize("pending", [False, True], ids=["", "pending"])
+async def test_what_is_refused_writes_nothing(
+    path: Path, why: str, name: str, pending: bool
+) -> None:
+    _, told, error = REFUSALS[why]
+    if pending:
+        told = evolve(told, pending=PENDING)
+    async with open_store(path, offload=inline) as store:
+        held = Job(lambda c: holding.take(c, Told("held"), Claim("somebody", 1e9)))
+        store.submit(held)
+        await held.outcome()
+        before = tables(path)
+        first = Job(lambda c: changes.set_meta(c, Told("b"), b'{"n":1}'))
+        refused = Job(lambda c: MUTATORS[name](c, told))
+        last = Job(lambda c: changes.set_meta(c, Told("b"), b'{"n":2}'))
+        for job in (first, refused, last):  # one transaction for all three
+            store.submit(job)
+        with pytest.raises(error):
+            await refused.outcome()
+        await first.outcome()
+        await last.outcome()
+        after = tables(path)
+    assert [row[5] for row in after.pop("sessions")] == [
+        row[5] if row[1] != "b" else b'{"n":2}' for row in before.pop("sessions")
+    ]
+    assert after == before
+
+
+@pytest.mark.parametrize(
+    ("name", "change"),
+    [
+        ("a key of other content", lambda c, told: appends.append(c, told, draft("x", "k0"))),
+        (
+            "one such key in a batch",
+            lambda c, told: appends.extend(c, told, [draft("x"), draft("y", "k0")]),
+        ),
+        (
+            "a batch at odds with itself",
+            lambda c, told: appends.extend(c, told, [draft("x", "n"), draft("y", "n")]),
+        ),
+        (
+            "a post of such a key",
+            lambda c, told: posting.post(c, told, draft("x", "k0"), None, "queue", 10),
+        ),
+        ("a revision that is not there", lambda c, told: changes.restore(c, told, 99)),
+        ("a fork's id that is taken", lambda c, told: changes.fork(c, told, "b", None, None)),
+        ("a position that is not there", lambda c, told: changes.fork(c, told, "n", 99, None)),
+    ],
+)
+async def test_what_is_rejected_writes_nothing_pending_included(
+    path: Path, name: str, change: Callable[[Connection, Told], Changed[object]]
+) -> None:
+    async with open_store(path, offload=inline) as store:
+        before = tables(path)
+        rejected = Job(lambda c: change(c, Told("a", pending=PENDING)))
+        store.submit(rejected)
+        with pytest.raises(Rejected):
+            await rejected.outcome()
+        assert tables(path) == before
+
+
+@pytest.mark.parametrize("name", sorted(set(MUTATORS) - {"holding.take"}))
+async def test_what_is_done_and_then_lost_with_its_transaction_has_written_nothing(
+    path: Path, name: str
+) -> None:
+    def fail(connection: Connection) -> None:
+        token = holding.take(connection, Told("a"), Claim("x", 30.0))[0]
+        assert isinstance(token, Taken)
+        MUTATORS[name](connection, Told("a", token=token.token, pending=PENDING))
+        raise Rejected("x", "a test says so")
+
+    before = tables(path)
+    async with open_store(path, offload=inline) as store:
+        failed = Job(fail)
+        store.submit(failed)
+        with pytest.raises(Rejected, match="a test says so"):
+            await failed.outcome()
     assert tables(path) == before

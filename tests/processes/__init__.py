@@ -1,0 +1,1 @@
+"""Several real processes on one file, with real signals and real time."""
